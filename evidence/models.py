@@ -1,0 +1,180 @@
+"""Dossiers, what they hold, and the proof of it."""
+
+from django.db import models
+from django.db.models import Q
+
+from runs.models import Run
+
+
+class Dossier(models.Model):
+    """The evidence frozen together. `label` and `url` are opaque: a higher app sets them."""
+
+    run = models.ForeignKey(Run, models.PROTECT, related_name="dossiers")
+    label = models.CharField(max_length=200, blank=True)
+    url = models.CharField(max_length=200, blank=True)
+    opened_at = models.DateTimeField()
+    opened_by = models.CharField(max_length=64, blank=True)  # opaque person id, "" = Andon
+    why = models.TextField(blank=True)
+    attempt = models.PositiveIntegerField(null=True)
+    first_bad_step = models.BigIntegerField(null=True)  # b; null when nothing is known to be bad
+    margin_steps = models.PositiveIntegerField(default=0)  # last good is at or before b - max(1, margin)
+    plan = models.JSONField(default=dict)  # the freeze plan as made, with its policy digest
+    closed_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return self.label or f"dossier {self.pk}"
+
+
+class Item(models.Model):
+    """A thing to preserve. One checkpoint of 16,384 files is one item with a file table."""
+
+    class State(models.TextChoices):
+        PLANNED = "planned"
+        HELD = "held"
+        COLLECTING = "collecting"
+        SEALED = "sealed"
+        NOT_APPLICABLE = "not_applicable"
+        MISSING = "missing"
+
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="items")
+    kind = models.CharField(max_length=40)
+    name = models.CharField(max_length=200)  # unique in its dossier: "last good checkpoint, step 900"
+    required = models.BooleanField(default=True)
+    order = models.PositiveSmallIntegerField()  # of volatility, 1 vanishes first
+    state = models.CharField(max_length=16, choices=State.choices, default=State.PLANNED)
+    why = models.TextField(blank=True)  # of `not applicable` and `missing`
+    source = models.JSONField(default=dict)  # where the bytes come from (uris, queries)
+    files = models.JSONField(default=list)  # [{"path", "bytes", "sha256", "version_id"?}] as known
+    digest = models.CharField(max_length=64, blank=True)  # of the file table, once known
+    lock = models.CharField(max_length=12, default="governance")
+    retain_until = models.DateTimeField(null=True)
+    deadline = models.DateTimeField(null=True)
+    silent_since = models.DateTimeField(null=True)  # the source has not answered since
+    bytes_total = models.BigIntegerField(null=True)
+    bytes_done = models.BigIntegerField(default=0)
+    held_at = models.DateTimeField(null=True)
+    sealed_at = models.DateTimeField(null=True)
+    waived_at = models.DateTimeField(null=True)
+    waived_by = models.CharField(max_length=64, blank=True)
+    waived_why = models.TextField(blank=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["dossier", "kind", "name"], name="one_item_per_name"),
+            models.CheckConstraint(
+                condition=~Q(state="sealed") | (Q(sealed_at__isnull=False) & ~Q(digest="")),
+                name="sealed_item_has_digest",
+            ),
+        ]
+        ordering = ["order", "id"]
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.state})"
+
+
+class StoredObject(models.Model):
+    """One stored version of one key in the vault."""
+
+    item = models.ForeignKey(Item, models.PROTECT, related_name="objects")
+    path = models.TextField()  # path inside the item
+    key = models.TextField()  # key in the store; holds item id and SHA-256
+    version_id = models.CharField(max_length=200, blank=True)
+    bytes_total = models.BigIntegerField()
+    sha256 = models.CharField(max_length=64)
+    part_bytes = models.BigIntegerField(null=True)
+    part_sha256 = models.JSONField(default=list)
+    protected_by = models.JSONField(default=dict)  # {"mode", "until", "legal_hold"} as read back
+    stored_at = models.DateTimeField()
+    checked_at = models.DateTimeField(null=True)  # last fixity check
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["item", "path"], name="one_object_per_path")]
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.sha256[:8]}"
+
+
+class Hold(models.Model):
+    """A counted lock on a source object: while any is unreleased, nobody may delete the uri."""
+
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="holds")
+    run = models.ForeignKey(Run, models.PROTECT, related_name="holds")
+    uri = models.TextField()  # normalised; matches itself and everything below it
+    item = models.ForeignKey(Item, models.PROTECT, null=True, related_name="holds")
+    placed_at = models.DateTimeField()
+    enforced_by = models.JSONField(default=dict)  # what the store itself enforces, beside the gate
+    released_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["dossier", "uri"], name="one_hold_per_dossier")]
+        indexes = [models.Index(fields=["run", "uri"], condition=Q(released_at=None), name="hold_live")]
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+class DeletionAllow(models.Model):
+    """An answer "yes, delete it", valid for 10 minutes: a freeze plan treats the uri as gone."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="deletion_allows")
+    uri = models.TextField()
+    allowed_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        indexes = [models.Index(fields=["run", "uri"], name="allow_by_uri")]
+
+    def __str__(self) -> str:
+        return self.uri
+
+
+class CustodyRow(models.Model):
+    """One link of a dossier's chain of custody. Append-only."""
+
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="custody")
+    seq = models.PositiveIntegerField()
+    at = models.DateTimeField()
+    who = models.CharField(max_length=64)  # opaque person id or "andon"
+    what = models.CharField(max_length=64)
+    item_name = models.CharField(max_length=240, blank=True)
+    object_sha256 = models.CharField(max_length=64, blank=True)
+    data = models.JSONField(default=dict)
+    previous = models.CharField(max_length=64, blank=True)
+    digest = models.CharField(max_length=64)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["dossier", "seq"], name="one_custody_seq")]
+        ordering = ["seq"]
+
+    def __str__(self) -> str:
+        return f"{self.seq} {self.what}"
+
+
+class Seal(models.Model):
+    """A signed manifest of a dossier; each names the one before it. Append-only."""
+
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="seals")
+    number = models.PositiveIntegerField()
+    made_at = models.DateTimeField()
+    envelope = models.JSONField()  # DSSE, in-toto Statement v1
+    digest = models.CharField(max_length=64)  # SHA-256 of the payload bytes
+    previous = models.CharField(max_length=64, blank=True)
+    key_id = models.CharField(max_length=64)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["dossier", "number"], name="one_seal_number")]
+        ordering = ["number"]
+
+    def __str__(self) -> str:
+        return f"seal {self.number} of {self.dossier_id}"
+
+
+class StoreProbe(models.Model):
+    """What the store truly enforced when it was last tried."""
+
+    store = models.CharField(max_length=300)  # ANDON_VAULT_URL without credentials
+    probed_at = models.DateTimeField()
+    result = models.JSONField()
+
+    def __str__(self) -> str:
+        return f"{self.store} at {self.probed_at}"

@@ -1,0 +1,13 @@
+"""The app that handles incidents: opening, plan, approval, permit, ledger."""
+
+from django.apps import AppConfig
+
+
+class IncidentsConfig(AppConfig):
+    """Incidents and what lets a held run go on."""
+
+    name = "incidents"
+
+    def ready(self) -> None:
+        """Connect the receivers of the signals that lower apps send."""
+        from incidents import opening  # noqa: F401

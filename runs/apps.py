@@ -1,0 +1,9 @@
+"""The app that knows runs: who posts, what was posted, and what was seen in it."""
+
+from django.apps import AppConfig
+
+
+class RunsConfig(AppConfig):
+    """Runs, attempts, the receiver, the event log and the frame store."""
+
+    name = "runs"

@@ -1,0 +1,34 @@
+"""Tables of `runs`, one file per idea."""
+
+from runs.models.directives import Directive, DirectiveAck
+from runs.models.findings import DetectorState, Finding, FirstBad
+from runs.models.people import Membership, Person, Project, Role, Token
+from runs.models.policies import PolicyVersion
+from runs.models.runs import Attempt, Checkpoint, Run, RunProgress, RunSecret
+from runs.models.telemetry import Event, Frame, Pending, Receipt, UnreadBody
+from runs.models.work import Work
+
+__all__ = [
+    "Attempt",
+    "Checkpoint",
+    "DetectorState",
+    "Directive",
+    "DirectiveAck",
+    "Event",
+    "Finding",
+    "FirstBad",
+    "Frame",
+    "Membership",
+    "Pending",
+    "Person",
+    "PolicyVersion",
+    "Project",
+    "Receipt",
+    "Role",
+    "Run",
+    "RunProgress",
+    "RunSecret",
+    "Token",
+    "UnreadBody",
+    "Work",
+]

@@ -1,0 +1,105 @@
+"""What detectors said, and where each lane first went bad."""
+
+from django.db import models
+
+from runs.models.runs import Run
+
+
+class Finding(models.Model):
+    """What a detector says, with the numbers it used."""
+
+    class Severity(models.TextChoices):
+        INFO = "info"
+        WARN = "warn"
+        HALT = "halt"
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="findings")
+    attempt = models.PositiveIntegerField()
+    kind = models.CharField(max_length=64)
+    rule = models.CharField(max_length=32)
+    mode = models.CharField(max_length=8)  # off | observe | act, as it was when judged
+    severity = models.CharField(max_length=5, choices=Severity.choices)
+    step = models.BigIntegerField(null=True)
+    lanes = models.JSONField(default=list)
+    series = models.CharField(max_length=100, blank=True)
+    view = models.CharField(max_length=8, blank=True)
+    score = models.FloatField(null=True)
+    numbers = models.JSONField(default=dict)
+    detail = models.TextField(blank=True)
+    detector = models.CharField(max_length=64)
+    detector_version = models.CharField(max_length=16)
+    policy_digest = models.CharField(max_length=64)
+    backfill = models.BooleanField(default=False)
+    occurred_at = models.DateTimeField()
+    received_at = models.DateTimeField()
+    created_at = models.DateTimeField(auto_now_add=True)
+    # Acting findings wait here until an incident took them; the sweep looks for those it missed.
+    needs_incident = models.BooleanField(default=False)
+    incident = models.CharField(max_length=64, blank=True)  # opaque: the incident that took it
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["run", "attempt", "step"], name="finding_by_step"),
+            models.Index(
+                fields=["created_at"],
+                condition=models.Q(needs_incident=True, incident=""),
+                name="finding_unhandled",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} at step {self.step}"
+
+
+class FirstBad(models.Model):
+    """The earliest bad cell of one lane of one attempt; moved only to an earlier cell.
+
+    One row per lane, never one per cell: a dead run makes 11.8 million bad cells an hour and the
+    first-bad cell is the minimum over these rows.
+    """
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="first_bad", db_constraint=False)
+    attempt = models.PositiveIntegerField()
+    stream = models.CharField(max_length=8)  # rank | layer
+    lane = models.CharField(max_length=200)  # rank number or layer name
+    rank = models.IntegerField(default=-1)  # of a layer lane: whose layer; -1 = not said
+    step = models.BigIntegerField()
+    micro_batch = models.IntegerField(default=-1)
+    phase = models.SmallIntegerField()  # andon.detect.cells.Phase
+    bits = models.IntegerField(default=0)
+    view = models.CharField(max_length=8)  # local | shard | reduced
+    series = models.CharField(max_length=100, blank=True)  # the column it was seen in
+    value = models.CharField(max_length=8, blank=True)  # nan | +inf | -inf
+    occurred_at = models.DateTimeField(null=True)
+    received_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "attempt", "stream", "view", "lane", "rank"], name="one_first_bad_per_lane"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.stream} {self.lane} at step {self.step}"
+
+
+class DetectorState(models.Model):
+    """Where a stateful detector stands for one series of one attempt."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="detector_states")
+    attempt = models.PositiveIntegerField()
+    detector = models.CharField(max_length=64)
+    series = models.CharField(max_length=200)
+    state = models.JSONField()
+    updated_at = models.DateTimeField(auto_now=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["run", "attempt", "detector", "series"], name="one_detector_state"
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.detector} on {self.series}"

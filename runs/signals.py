@@ -1,0 +1,25 @@
+"""Signals by which `runs` tells the apps above it what happened.
+
+Each is sent inside the transaction that stored the facts, so a receiver that writes rows commits
+or rolls back with them. A receiver that fails must not take the data down with it: senders that
+matter wrap the call in a savepoint (see `runs.ingest`).
+"""
+
+from django.dispatch import Signal
+
+# Sent by runs.ingest and runs.watching with `run: Run` and `findings: list[Finding]` (rows, severity
+# warn or halt, rule mode act, not backfill first). Receivers open or extend an incident.
+findings_stored = Signal()
+
+# Sent with `run: Run`, `attempt: Attempt`, `permit_id: str` ("" when the launch named none).
+attempt_launched = Signal()
+
+# Sent with `run: Run` and `ack: DirectiveAck`.
+directive_acked = Signal()
+
+# Sent with `run: Run`, `checkpoint: Checkpoint` when one is committed, verified or found bad.
+checkpoint_changed = Signal()
+
+# Sent with `run: Run` and `event: andon.wire.Event` for each `action` event (an automatic action a
+# trainer or supervisor took, which belongs in the ledger).
+action_reported = Signal()
