@@ -188,3 +188,18 @@ def decode(document: dict[str, object]) -> Policy:
         return msgspec.convert(document, Policy)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error
+
+
+def merge(document: dict[str, object], changes: dict[str, object]) -> dict[str, object]:
+    """Return `document` with the fields of `changes` laid over it, objects merged field by field.
+
+    Raises:
+        ValueError: `changes` is not an object.
+    """
+    if not isinstance(changes, dict):
+        raise ValueError("a policy change is a JSON object")
+    merged = dict(document)
+    for name, value in changes.items():
+        before = merged.get(name)
+        merged[name] = merge(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged

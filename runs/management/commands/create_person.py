@@ -1,0 +1,42 @@
+"""`manage.py create_person NAME --role responder`: a person who can sign in."""
+
+import json
+import secrets
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand
+from django.db import transaction
+
+from runs.models import Membership, Person, Project, Role
+
+
+class Command(BaseCommand):
+    """Create a person, or give one more roles; print `{"person", "password"}` once."""
+
+    help = "Create a person with roles in a project and print a generated password as JSON."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("name", help="sign-in name")
+        parser.add_argument(
+            "--role", action="append", default=[], choices=Role.values, help="may be repeated"
+        )
+        parser.add_argument("--project", default="default")
+        parser.add_argument(
+            "--new-password", action="store_true", help="replace the password of a known person"
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        with transaction.atomic():
+            project = Project.objects.get(slug=options["project"])
+            person, created = Person.objects.get_or_create(username=options["name"])
+            password = secrets.token_urlsafe(12) if created or options["new_password"] else None
+            if password:
+                person.set_password(password)
+                person.save(update_fields=["password"])
+            membership, _ = Membership.objects.get_or_create(project=project, person=person)
+            membership.roles = sorted({*membership.roles, *options["role"]})
+            membership.save(update_fields=["roles"])
+        self.stdout.write(
+            json.dumps({"person": person.username, "password": password, "roles": membership.roles})
+        )
