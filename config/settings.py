@@ -1,24 +1,233 @@
-"""Settings, all from the environment through the typed readers of `config.env`."""
+"""Settings, all from the environment through the typed readers of `config.env`.
 
+docs/settings.md is the table of these variables; a test keeps the two equal.
+"""
+
+import os
+import secrets
+from datetime import timedelta
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import plotly
+from django.core.exceptions import ImproperlyConfigured
 
 from config import env
+from config.embedded import files, servers
 
 BASE_DIR = Path(__file__).resolve().parent.parent
-DATA_DIR = Path(env.text("ANDON_DATA_DIR", str(BASE_DIR / "var"))).resolve()
+DATA_DIR = Path(
+    env.text(
+        "ANDON_DATA_DIR",
+        str(BASE_DIR / "var"),
+        shown="`var` in the checkout",
+        about="where everything this machine keeps lies: embedded servers, generated secrets, directory vault",
+    )
+).resolve()
 
-DEBUG = env.boolean("ANDON_DEBUG", False)
-SECRET_KEY = env.text("ANDON_SECRET_KEY", "insecure-replace-me")
-PUBLIC_URL = env.text("ANDON_PUBLIC_URL", "http://localhost:8000")
-ALLOWED_HOSTS = env.words("ANDON_ALLOWED_HOSTS", ["localhost", "127.0.0.1", "[::1]"])
+# --- the address people and trainers use
+
+PORT = env.integer("ANDON_PORT", 8000, minimum=1, maximum=65535, about="port of `manage.py up`")
+BIND = env.text("ANDON_BIND", "127.0.0.1", about="address `manage.py up` listens on; `0.0.0.0` for all")
+PUBLIC_URL = env.text(
+    "ANDON_PUBLIC_URL",
+    f"http://localhost:{PORT}",
+    shown="`http://localhost:PORT`",
+    about="what stands in printed and sent links; `https` turns on secure cookies, redirect and HSTS",
+).rstrip("/")
+_public = urlsplit(PUBLIC_URL)
+if _public.scheme not in {"http", "https"} or not _public.hostname or _public.path:
+    raise ImproperlyConfigured(f"ANDON_PUBLIC_URL={PUBLIC_URL!r}: expected http(s)://HOST[:PORT] and no path")
+IS_HTTPS = _public.scheme == "https"
+_is_local = _public.hostname in {"localhost", "127.0.0.1", "::1"}
+ALLOWED_HOSTS = env.words(
+    "ANDON_ALLOWED_HOSTS",
+    sorted({"localhost", "127.0.0.1", "[::1]", _public.hostname}),
+    shown="localhost and the host of ANDON_PUBLIC_URL",
+    about="Host headers that are answered",
+)
+BEHIND_PROXY = env.boolean(
+    "ANDON_BEHIND_PROXY",
+    False,
+    about="believe X-Forwarded-Proto; only behind a proxy that always sets it",
+)
+
+# --- secrets
+
+
+def _secret_key() -> str:
+    given = env.text(
+        "ANDON_SECRET_KEY",
+        shown="made in ANDON_DATA_DIR on localhost, else required",
+        about="signs sessions and tokens; 50 characters or more, the same on every web process",
+    )
+    if given:
+        return given
+    if not _is_local:
+        # Two web processes that each invent one would sign each other's people out.
+        raise ImproperlyConfigured(
+            f"ANDON_SECRET_KEY (or ANDON_SECRET_KEY_FILE) is required when ANDON_PUBLIC_URL is {PUBLIC_URL}: "
+            f"set it to 50 random characters, for example {secrets.token_urlsafe(40)}"
+        )
+    return files.secret(DATA_DIR / "secrets" / "secret-key", length_bytes=48)
+
+
+SECRET_KEY = _secret_key()
+SIGNING_KEY_FILE = Path(
+    env.text(
+        "ANDON_SIGNING_KEY_FILE",
+        str(DATA_DIR / "signing-key.pem"),
+        shown="`signing-key.pem` in ANDON_DATA_DIR, made on first use",
+        about="Ed25519 key that signs directives, permits and manifests; shared by all processes",
+    )
+)
+
+# --- database
+
+WEB_WORKERS = env.integer(
+    "ANDON_WEB_WORKERS",
+    min(4, os.cpu_count() or 1),
+    minimum=1,
+    maximum=64,
+    shown="one per core, at most 4",
+    about="web processes of `manage.py up`",
+)
+WEB_THREADS = env.integer("ANDON_WEB_THREADS", 8, minimum=1, maximum=256, about="threads per web process")
+WORKER_THREADS = env.integer("ANDON_WORKER_THREADS", 4, minimum=1, maximum=256, about="threads per worker")
+DATABASE_POOL = env.integer(
+    "ANDON_DATABASE_POOL",
+    max(WEB_THREADS, WORKER_THREADS) + 2,
+    minimum=1,
+    maximum=512,
+    shown="threads + 2",
+    about="connections per process at most; not below its threads",
+)
+
+
+def _database(name: str, url: str) -> dict[str, Any]:
+    parts = urlsplit(url)
+    if parts.scheme not in {"postgresql", "postgres"} or not parts.path.strip("/"):
+        # The value may hold a password, so it is not repeated.
+        raise ImproperlyConfigured(f"{name}: expected postgresql://USER:PASSWORD@HOST[:PORT]/DATABASE")
+    options: dict[str, Any] = dict(parse_qsl(parts.query))
+    host = options.pop("host", None) or parts.hostname or ""
+    return {
+        "ENGINE": "django.db.backends.postgresql",
+        "NAME": unquote(parts.path.lstrip("/")),
+        "USER": unquote(parts.username or ""),
+        "PASSWORD": unquote(parts.password or ""),
+        "HOST": host,
+        "PORT": str(parts.port or ""),
+        # pgbouncer in transaction mode keeps nothing of a session: no server-side cursor, no prepared
+        # statement (psycopg's threshold is off in Django unless set), no connection kept by a thread.
+        "DISABLE_SERVER_SIDE_CURSORS": True,
+        "CONN_MAX_AGE": 0,
+        # A pooled connection may have died with a restarted server; asking costs one round trip.
+        "CONN_HEALTH_CHECKS": True,
+        "OPTIONS": {
+            **options,
+            "connect_timeout": int(options.get("connect_timeout", 5)),
+            "pool": {"min_size": 1, "max_size": DATABASE_POOL, "timeout": 10},
+        },
+    }
+
+
+_running = servers.running(DATA_DIR)
+_database_url = env.text(
+    "ANDON_DATABASE_URL",
+    _running.get("ANDON_DATABASE_URL", ""),
+    shown="embedded",
+    about="PostgreSQL 15 or newer, as the role that owns nothing (`andon_app`)",
+)
+_owner_url = env.text(
+    "ANDON_DATABASE_OWNER_URL",
+    _running.get("ANDON_DATABASE_OWNER_URL", "")
+    if _database_url == _running.get("ANDON_DATABASE_URL")
+    else "",
+    shown="ANDON_DATABASE_URL",
+    about="the same database as the role that owns the tables (`andon_owner`): migrations, partition drops",
+)
+if _database_url:
+    DATABASES = {"default": _database("ANDON_DATABASE_URL", _database_url)}
+    if _owner_url:
+        # Short and rare work, so no pool. Tests see one database, through one connection.
+        _owner = _database("ANDON_DATABASE_OWNER_URL", _owner_url)
+        del _owner["OPTIONS"]["pool"]
+        DATABASES["owner"] = _owner | {"TEST": {"MIRROR": "default"}}
+else:
+    DATABASES = {"default": {"ENGINE": "config.embedded.absent"}}
+
+# --- broker and vault
+
+BROKER_URL = env.text(
+    "ANDON_BROKER_URL",
+    # Port 9 discards: without a server every attempt is refused at once, which the doorbell expects.
+    _running.get("ANDON_BROKER_URL", "redis://127.0.0.1:9/0"),
+    shown="embedded",
+    about="Redis or Valkey, `redis://` or `rediss://`; only rings bells, nothing is lost with it",
+)
+VAULT_URL = env.text(
+    "ANDON_VAULT_URL",
+    f"file://{DATA_DIR}/vault",
+    shown="`vault` in ANDON_DATA_DIR",
+    about="`file:///DIR`, or `s3://BUCKET` with its endpoint, for example `s3+https://KEY:SECRET@HOST/BUCKET`",
+)
+VAULT_PUBLIC_URL = env.text(
+    "ANDON_VAULT_PUBLIC_URL",
+    shown="the endpoint of ANDON_VAULT_URL",
+    about="the endpoint signed into upload and download links, as browsers and nodes reach it",
+)
+SOURCE_ROOTS = [
+    Path(root)
+    for root in env.words(
+        "ANDON_SOURCE_ROOTS",
+        about="directories from which the server itself may read evidence by file:// URI",
+    )
+]
+
+# --- limits and watching
+
+RATE_SMALL = env.integer(
+    "ANDON_RATE_SMALL",
+    0,
+    minimum=0,
+    maximum=10_000_000,
+    shown="0 = the policy's",
+    about="posts up to 64 KiB per second and run before 429",
+)
+RATE_LARGE = env.integer(
+    "ANDON_RATE_LARGE",
+    0,
+    minimum=0,
+    maximum=10_000_000,
+    shown="0 = the policy's",
+    about="larger posts per second and run before 429",
+)
+METRICS_OPEN = env.boolean("ANDON_METRICS_OPEN", False, about="serve /metrics without a token")
+LOG_LEVEL = env.choice(
+    "ANDON_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), about="least severe line that is logged"
+)
+DEBUG = env.boolean(
+    "ANDON_DEBUG", False, about="error pages with code and values; never where others can reach it"
+)
+
+# What the trainer's side reads; a shell that has them may run manage.py too.
+env.refuse_unknown(
+    os.environ,
+    others={"ANDON_URL", "ANDON_RUN", "ANDON_SECRET", "ANDON_NODE", "ANDON_SPOOL_DIR", "ANDON_TOKEN"},
+)
+
+# --- Django
 
 INSTALLED_APPS = [
+    "config",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
+    "django.contrib.postgres",
     "django_htmx",
     "ninja",
     "runs",
@@ -27,6 +236,7 @@ INSTALLED_APPS = [
 ]
 AUTH_USER_MODEL = "runs.Person"
 MIDDLEWARE = [
+    "config.health.answer_probes",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",
@@ -54,34 +264,99 @@ TEMPLATES = [
         },
     }
 ]
-
-
-def _database(url: str) -> dict[str, object]:
-    parts = urlsplit(url)
-    return {
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": unquote(parts.path.lstrip("/")),
-        "USER": unquote(parts.username or ""),
-        "PASSWORD": unquote(parts.password or ""),
-        "HOST": parts.hostname or "",
-        "PORT": str(parts.port or ""),
-    }
-
-
-DATABASES = {"default": _database(env.text("ANDON_DATABASE_URL"))}
-BROKER_URL = env.text("ANDON_BROKER_URL")
-VAULT_URL = env.text("ANDON_VAULT_URL", f"file://{DATA_DIR}/vault")
-SIGNING_KEY_FILE = Path(env.text("ANDON_SIGNING_KEY_FILE", str(DATA_DIR / "signing-key.pem")))
-# Directories from which the server itself may read evidence (checkpoints and logs by file:// URI).
-SOURCE_ROOTS = [Path(root) for root in env.words("ANDON_SOURCE_ROOTS")]
-
+AUTH_PASSWORD_VALIDATORS = [
+    {"NAME": f"django.contrib.auth.password_validation.{name}"}
+    for name in ("UserAttributeSimilarityValidator", "MinimumLengthValidator", "CommonPasswordValidator")
+]
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 USE_I18N = False
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-STATIC_URL = "/static/"
-STATIC_ROOT = DATA_DIR / "static"
-STATICFILES_DIRS = [BASE_DIR / "static"]
 LOGIN_URL = "/sign-in"
 LOGIN_REDIRECT_URL = "/runs"
+# The receiver refuses by its own caps (32 MiB), with a problem body; Django's limit lies just above.
+DATA_UPLOAD_MAX_MEMORY_SIZE = 34 << 20
+
+STATIC_URL = "/static/"
+STATIC_ROOT = DATA_DIR / "static"
+STATICFILES_DIRS: list[Path | tuple[str, Path]] = [BASE_DIR / "static"]
+STORAGES = {
+    "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
+    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+}
+
+# --- security; what follows from the scheme of the public address
+
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = SECURE_SSL_REDIRECT = IS_HTTPS
+SECURE_HSTS_SECONDS = 365 * 86_400 if IS_HTTPS else 0
+SECURE_HSTS_INCLUDE_SUBDOMAINS = SECURE_HSTS_PRELOAD = IS_HTTPS
+SECURE_PROXY_SSL_HEADER = ("HTTP_X_FORWARDED_PROTO", "https") if BEHIND_PROXY else None
+SECURE_REFERRER_POLICY = "same-origin"
+SESSION_COOKIE_SAMESITE = CSRF_COOKIE_SAMESITE = "Lax"
+CSRF_TRUSTED_ORIGINS = [PUBLIC_URL]
+X_FRAME_OPTIONS = "DENY"
+CONTENT_SECURITY_POLICY = {
+    "DIRECTIVES": {
+        "default-src": ["'none'"],
+        "script-src": ["'self'"],
+        "style-src": ["'self'", "'unsafe-inline'"],  # Plotly and Swagger place their elements by style
+        "img-src": ["'self'", "data:", "blob:"],
+        "font-src": ["'self'"],
+        "connect-src": ["'self'"],
+        "form-action": ["'self'"],
+        "frame-ancestors": ["'none'"],
+        "base-uri": ["'none'"],
+    }
+}
+
+# --- Celery: a doorbell. The row in PostgreSQL is the work, so nothing here may wait or retry.
+
+_BROKER_TIMEOUT_S = 0.3
+CELERY_BROKER_URL = BROKER_URL
+CELERY_BROKER_TRANSPORT_OPTIONS = {
+    # Redis hands a message out again after this; a lease on the row, not this, decides who works.
+    "visibility_timeout": int(timedelta(hours=24).total_seconds()),
+    "socket_timeout": _BROKER_TIMEOUT_S,
+    "socket_connect_timeout": _BROKER_TIMEOUT_S,
+    "retry_on_timeout": False,
+}
+CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
+CELERY_BROKER_CONNECTION_MAX_RETRIES = None
+CELERY_TASK_ACKS_LATE = False
+CELERY_TASK_IGNORE_RESULT = True
+CELERY_TASK_PUBLISH_RETRY = False
+CELERY_WORKER_PREFETCH_MULTIPLIER = 1
+CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
+CELERY_WORKER_SEND_TASK_EVENTS = False
+CELERY_WORKER_HIJACK_ROOT_LOGGER = False
+CELERY_TASK_DEFAULT_QUEUE = "andon"
+CELERY_TIMEZONE = "UTC"
+# Sweeps ring again for whatever is due; each is safe to run twice at once. Seconds between runs. A ring that
+# waited longer than the interval is dropped: the next one does the same.
+_SWEEPS_S = {
+    "runs.tasks.sweep_work": 5,
+    "runs.tasks.look": 5,
+    "incidents.tasks.sweep_findings": 5,
+}
+CELERY_BEAT_SCHEDULE = {
+    name: {"task": name, "schedule": timedelta(seconds=every_s), "options": {"expires": every_s}}
+    for name, every_s in _SWEEPS_S.items()
+}
+
+LOGGING = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
+    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "root": {"handlers": ["console"], "level": LOG_LEVEL},
+    "loggers": {
+        # Refused requests (404, 401) are answers, not events of the server.
+        "django.request": {"level": "ERROR"},
+        "celery": {"level": "WARNING"},
+        "celery.beat": {"level": "WARNING"},
+    },
+}
+
+# plotly.js comes with the Python package; nothing is loaded from elsewhere.
+PLOTLY_DIR = Path(plotly.__file__).parent / "package_data"

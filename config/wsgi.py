@@ -1,8 +1,18 @@
 """WSGI entry point."""
 
+import multiprocessing
 import os
+import signal
 
 from django.core.wsgi import get_wsgi_application
 
+from config.embedded.launch import die_with_parent
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+# A worker of a server that `manage.py up` started: when the server is killed with -9, go with it.
+_server = multiprocessing.parent_process()
+if _server is not None and _server.pid is not None and os.environ.get("DIE_WITH_PARENT") == "1":
+    die_with_parent(_server.pid, signal.SIGKILL)
+
 application = get_wsgi_application()

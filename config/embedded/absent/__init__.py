@@ -1,0 +1,1 @@
+"""The database backend in force when there is no database to talk to."""

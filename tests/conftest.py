@@ -1,0 +1,145 @@
+"""People, doors to real servers, and the one place where append-only tables are emptied."""
+
+import shutil
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from django.db import connection, connections, transaction
+from django.test import Client, TransactionTestCase
+
+from config.embedded import processes
+from runs.models import Membership, Person, Project, Role
+from tests import ceph, servers
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _flush_past_append_only_triggers() -> Iterator[None]:
+    """Let transactional tests empty the log, ledger and custody, which refuse everyone else.
+
+    The triggers are off only inside the transaction that empties the tables, so no test can run
+    without them, and a killed session leaves them on.
+    """
+    flush = TransactionTestCase._fixture_teardown  # type: ignore[attr-defined]
+
+    def flush_as_owner(case: TransactionTestCase) -> None:
+        with transaction.atomic(), connection.cursor() as cursor:
+            # A thread that kept its connection would make this wait for ever.
+            cursor.execute("SET LOCAL lock_timeout = '20s'")
+            cursor.execute(
+                "SELECT tgrelid::regclass::text, quote_ident(tgname), tgenabled FROM pg_trigger"
+                " WHERE NOT tgisinternal AND tgparentid = 0 AND tgenabled <> 'D'"
+            )
+            triggers = cursor.fetchall()
+            for table, name, _ in triggers:
+                cursor.execute(f"ALTER TABLE {table} DISABLE TRIGGER {name}")
+            flush(case)
+            for table, name, enabled in triggers:
+                how = {"A": "ALWAYS ", "R": "REPLICA "}.get(enabled, "")
+                cursor.execute(f"ALTER TABLE {table} ENABLE {how}TRIGGER {name}")
+        # The first migration makes this project; emptying the tables took it away.
+        Project.objects.get_or_create(slug="default", defaults={"name": "Default"})
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(TransactionTestCase, "_fixture_teardown", flush_as_owner)
+    yield
+    patch.undo()
+
+
+@pytest.fixture
+def project(db: None) -> Project:
+    """The project that exists from the first migration."""
+    return Project.objects.get_or_create(slug="default", defaults={"name": "Default"})[0]
+
+
+def _person(name: str) -> Person:
+    return Person.objects.create_user(name, f"{name}@example.org", f"{name}-password")
+
+
+@pytest.fixture
+def alice(project: Project) -> Person:
+    """Admin and approver of `default`; password `alice-password`."""
+    person = _person("alice")
+    Membership.objects.create(project=project, person=person, roles=[Role.ADMIN, Role.APPROVER])
+    return person
+
+
+@pytest.fixture
+def bob(project: Project) -> Person:
+    """Responder and approver of `default`; password `bob-password`."""
+    person = _person("bob")
+    Membership.objects.create(project=project, person=person, roles=[Role.RESPONDER, Role.APPROVER])
+    return person
+
+
+@pytest.fixture
+def charlie(db: None) -> Person:
+    """Belongs to nothing and must see nothing; password `charlie-password`."""
+    return _person("charlie")
+
+
+@pytest.fixture
+def people(alice: Person, bob: Person, charlie: Person) -> SimpleNamespace:
+    """All three."""
+    return SimpleNamespace(alice=alice, bob=bob, charlie=charlie)
+
+
+@pytest.fixture
+def as_alice(alice: Person) -> Client:
+    """A browser in which alice is signed in."""
+    client = Client()
+    client.force_login(alice)
+    return client
+
+
+@pytest.fixture
+def as_bob(bob: Person) -> Client:
+    """A browser in which bob is signed in."""
+    client = Client()
+    client.force_login(bob)
+    return client
+
+
+@pytest.fixture
+def as_charlie(charlie: Person) -> Client:
+    """A browser in which charlie is signed in."""
+    client = Client()
+    client.force_login(charlie)
+    return client
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> servers.S3:
+    """A real radosgw (`.url .access_key .secret_key .client() .new_bucket(locked=True)`)."""
+    if missing := ceph.missing_programs():
+        pytest.skip(f"not run: needs {', '.join(missing)} (apt-packages.txt)")
+    return servers.s3()
+
+
+@pytest.fixture
+def s3_bucket(s3_endpoint: servers.S3) -> str:
+    """A fresh bucket with Object Lock."""
+    return s3_endpoint.new_bucket(locked=True)
+
+
+@pytest.fixture(scope="session")
+def _pgbouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.PgBouncer]:
+    if shutil.which("pgbouncer") is None:
+        pytest.skip("not run: needs pgbouncer (apt-packages.txt)")
+    settings: dict[str, Any] = connections.settings["default"]
+    bouncer, process = servers.start_pgbouncer(tmp_path_factory.mktemp("pgbouncer"), settings)
+    yield bouncer
+    processes.stop(process, processes.signal.SIGKILL, 5)
+
+
+@pytest.fixture
+def through_pgbouncer(transactional_db: None, _pgbouncer: servers.PgBouncer) -> Iterator[servers.PgBouncer]:
+    """Every connection of this test, of any thread, goes through pgbouncer in transaction mode."""
+    settings: dict[str, Any] = connections.settings["default"]
+    direct = {name: settings[name] for name in ("HOST", "PORT")}
+    connection.close()
+    settings.update(HOST=_pgbouncer.host, PORT=str(_pgbouncer.port))
+    yield _pgbouncer
+    connection.close()
+    settings.update(direct)
