@@ -1,5 +1,7 @@
 """Dossiers, what they hold, and the proof of it."""
 
+import uuid
+
 from django.db import models
 from django.db.models import Q
 
@@ -10,6 +12,9 @@ class Dossier(models.Model):
     """The evidence frozen together. `label` and `url` are opaque: a higher app sets them."""
 
     run = models.ForeignKey(Run, models.PROTECT, related_name="dossiers")
+    # The name in chains, seals, bags and keys of the store: a database id means nothing to a stranger
+    # and may be given twice after a restore.
+    uid = models.UUIDField(default=uuid.uuid4, unique=True, editable=False)
     label = models.CharField(max_length=200, blank=True)
     url = models.CharField(max_length=200, blank=True)
     opened_at = models.DateTimeField()
@@ -46,6 +51,8 @@ class Item(models.Model):
     source = models.JSONField(default=dict)  # where the bytes come from (uris, queries)
     files = models.JSONField(default=list)  # [{"path", "bytes", "sha256", "version_id"?}] as known
     digest = models.CharField(max_length=64, blank=True)  # of the file table, once known
+    # What keeps the source's bytes from being lost until they are copied: {"how", "says", ...}
+    protected_by = models.JSONField(default=dict)
     lock = models.CharField(max_length=12, default="governance")
     retain_until = models.DateTimeField(null=True)
     deadline = models.DateTimeField(null=True)
@@ -107,7 +114,15 @@ class Hold(models.Model):
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["dossier", "uri"], name="one_hold_per_dossier")]
-        indexes = [models.Index(fields=["run", "uri"], condition=Q(released_at=None), name="hold_live")]
+        indexes = [
+            # For "itself and everything below it", in any collation, whichever run holds it.
+            models.Index(
+                fields=["uri"],
+                opclasses=["text_pattern_ops"],
+                condition=Q(released_at=None),
+                name="hold_live",
+            )
+        ]
 
     def __str__(self) -> str:
         return self.uri
@@ -122,14 +137,14 @@ class DeletionAllow(models.Model):
     expires_at = models.DateTimeField()
 
     class Meta:
-        indexes = [models.Index(fields=["run", "uri"], name="allow_by_uri")]
+        indexes = [models.Index(fields=["run", "expires_at"], name="allow_by_expiry")]
 
     def __str__(self) -> str:
         return self.uri
 
 
 class CustodyRow(models.Model):
-    """One link of a dossier's chain of custody. Append-only."""
+    """One link of a dossier's chain of custody. Append-only; made by `evidence.custody.append`."""
 
     dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="custody")
     seq = models.PositiveIntegerField()
@@ -175,6 +190,9 @@ class StoreProbe(models.Model):
     store = models.CharField(max_length=300)  # ANDON_VAULT_URL without credentials
     probed_at = models.DateTimeField()
     result = models.JSONField()
+
+    class Meta:
+        indexes = [models.Index(fields=["store", "-probed_at"], name="probe_newest")]
 
     def __str__(self) -> str:
         return f"{self.store} at {self.probed_at}"
