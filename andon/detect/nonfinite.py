@@ -1,0 +1,437 @@
+"""Nonfinite values: what holds a run at once, what is only shown, and what the grid draws.
+
+`judge_event` and `judge_frame` keep no state: they decide inside the transaction that stores the post.
+Skipped updates need memory and are judged by `SkipCounter`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from andon.detect.cells import NO_LANE, BadCells, Phase, cells, no_cells
+from andon.detect.finding import Finding, Number, Severity, View
+from andon.detect.frame_health import (
+    BAD_BITS,
+    BIT_PHASE,
+    FORWARD,
+    JUDGED,
+    ORIGIN_BITS,
+    SKIPPED,
+    STATE_BITS,
+    RowHealth,
+    axes,
+    cells_of,
+    is_local,
+    nonfinite_rows,
+    row_health,
+)
+from andon.detect.skips import SkipClass, SkipCounter, StepSeen
+from andon.policy import Policy
+
+if TYPE_CHECKING:
+    from andon.wire import Event, Frame
+
+__all__ = [
+    "SkipCounter",
+    "StepSeen",
+    "axes",
+    "bad_cells",
+    "combine_planes",
+    "event_cells",
+    "judge_event",
+    "judge_frame",
+    "row_health",
+    "seen_in_event",
+    "seen_in_frame",
+    "state_plane",
+]
+
+DETECTOR = "nonfinite"
+VERSION = 1
+RULE = "nonfinite"
+MAX_NAMED_LANES = 4096  # a finding names at most this many lanes; the count stands in its numbers
+
+OUTSIDE, HEALTHY, HELD, MISSING, SPREAD, STRAGGLER, SPIKE, NO_PROGRESS, CHECKSUM, NONFINITE = range(10)
+
+_FLAG_TEXT = {"nan": "NaN", "+inf": "+Inf", "-inf": "-Inf"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What one `step` event says about nonfinite values."""
+
+    values: dict[str, str]  # judged column → "nan" | "+inf" | "-inf"
+    elsewhere: dict[str, str]  # any other path → the same
+    bits: int
+    skipped: bool
+    phase: Phase | None
+    local: bool
+
+    @property
+    def bad(self) -> bool:
+        return bool(self.values) or bool(self.bits & BAD_BITS)
+
+
+def _nonfinite_flags(event: "Event") -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path, flag in event.flags.items():
+        if flag in _FLAG_TEXT:
+            found[path.removeprefix("data.")] = flag
+    return found
+
+
+def _bits(value: Any) -> int:
+    if value is True:
+        return FORWARD  # something was nonfinite, and not said where: as for a loss
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return 0
+    return value & 127
+
+
+def _read(event: "Event") -> _Step:
+    flags = _nonfinite_flags(event)
+    bits = _bits(event.data.get("nonfinite"))
+    judged: dict[str, str] = {name: flags.pop(name) for name in ("loss", "grad_norm") if name in flags}
+    local_loss = event.view == "local" and event.rank is not None
+    # `grad_norm` is reduced unless the event itself says otherwise.
+    local_grad = event.data.get("view") == "local" and event.rank is not None
+    phase: Phase | None = None
+    local = False
+    if bits & BAD_BITS:
+        phase = Phase(int(BIT_PHASE[bits]))
+        local = bool(bits & ORIGIN_BITS) and local_loss
+    elif judged:
+        seen = []
+        if "loss" in judged:
+            seen.append((not local_loss, Phase.FORWARD))
+        if "grad_norm" in judged:
+            seen.append((not local_grad, Phase.BACKWARD if local_grad else Phase.REDUCE))
+        spread, phase = min(seen)
+        local = not spread
+    skipped = event.data.get("skipped") in (True, 1) or bool(bits & SKIPPED)
+    return _Step(judged, flags, bits, skipped, phase, local)
+
+
+def _lanes(event: "Event") -> tuple[int, ...]:
+    if event.rank is not None:
+        return (event.rank,)
+    return tuple(event.ranks or ())[:MAX_NAMED_LANES]
+
+
+def judge_event(event: "Event", policy: Policy, *, backfill: bool = False) -> list[Finding]:
+    """Judge the nonfinite values of one event, without memory.
+
+    A nonfinite train loss, gradient norm or bit set that was applied, or does not say, is a halt; so are
+    nonfinite weights or optimizer moments whether applied or not. Any other nonfinite value (evaluation,
+    perplexity, router and auxiliary losses, unknown columns, other event types) is only shown. A skipped
+    update gives nothing here: `SkipCounter` judges it. A sentinel is finite and gives nothing.
+
+    Args:
+        event: as decoded by `andon.wire`.
+        policy: the run's policy; with rule "nonfinite" off nothing is said. Whether a halt acts is the
+            caller's business (`policy.mode`).
+        backfill: the event is late or of an earlier attempt: everything is shown, nothing asks to hold.
+    """
+    if policy.mode(RULE) == "off" or not (event.flags or event.data.get("nonfinite")):
+        return []
+    step = _read(event)
+    findings: list[Finding] = []
+    if event.type != "step":
+        elsewhere = step.elsewhere | step.values
+    else:
+        elsewhere = step.elsewhere
+        state = bool(step.bits & STATE_BITS)
+        if step.bad and (state or not step.skipped):
+            findings.append(_applied(event, step, state=state, backfill=backfill))
+    for path, flag in elsewhere.items():
+        findings.append(
+            Finding(
+                kind="nonfinite_shown",
+                severity="info",
+                rule=RULE,
+                step=event.step,
+                lanes=_lanes(event),
+                detector=DETECTOR,
+                detector_version=VERSION,
+                series=path,
+                view=event.view,
+                numbers={"value": flag},
+                detail=f"{path} is {_FLAG_TEXT[flag]}: shown, holds nothing",
+            )
+        )
+    return findings
+
+
+def _applied(event: "Event", step: _Step, *, state: bool, backfill: bool) -> Finding:
+    numbers: dict[str, Number] = dict(step.values)
+    if step.bits:
+        numbers["bits"] = step.bits
+    for name in ("loss", "grad_norm", "loss_scale"):
+        value = event.data.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            numbers.setdefault(name, value)
+    numbers["skipped"] = step.skipped
+    said = ", ".join(f"{name} {_FLAG_TEXT[flag]}" for name, flag in step.values.items())
+    if not said:
+        said = f"nonfinite bits {step.bits}"
+    if state:
+        effect = "weights or optimizer moments are nonfinite"
+    elif "skipped" in event.data:
+        effect = "the update was applied"
+    else:
+        effect = "nothing says that the update was skipped"
+    severity: Severity = "halt"
+    if backfill:
+        severity = "info"
+        effect += "; backfill, so the directive stays"
+        numbers["backfill"] = True
+    view: View = "local" if step.local else "reduced"
+    return Finding(
+        kind="nonfinite_state" if state else "nonfinite",
+        severity=severity,
+        rule=RULE,
+        step=event.step,
+        lanes=_lanes(event),
+        detector=DETECTOR,
+        detector_version=VERSION,
+        series=next(iter(step.values), "nonfinite"),
+        view=view,
+        phase=None if step.phase is None else step.phase.name.lower(),
+        numbers=numbers,
+        detail=f"{said}; {effect}",
+    )
+
+
+def event_cells(event: "Event") -> BadCells:
+    """Return the bad cells of a `step` event: one per rank it names, or one without a lane.
+
+    Skipped ones are included and marked. An event without a step gives none.
+    """
+    if event.type != "step" or event.step is None or not (event.flags or event.data.get("nonfinite")):
+        return no_cells()
+    step = _read(event)
+    if not step.bad or step.phase is None:
+        return no_cells()
+    lanes = [event.rank] if event.rank is not None else list(event.ranks or (NO_LANE,))
+    n = len(lanes)
+    skipped = step.skipped and not step.bits & STATE_BITS
+    return cells(
+        step=[event.step] * n,
+        lane=np.asarray(lanes, dtype=np.int32),
+        phase=[step.phase] * n,
+        local=[step.local] * n,
+        skipped=[skipped] * n,
+    )
+
+
+def seen_in_event(event: "Event") -> StepSeen | None:
+    """Return what `SkipCounter` needs of an event, None when it is no step."""
+    if event.type not in ("step", "skip") or event.step is None:
+        return None
+    step = _read(event)
+    skipped = step.skipped
+    if event.type == "skip":
+        # A skip for another reason, such as a declared data window, is no nonfinite step.
+        reason = str(event.data.get("reason", "")).lower()
+        skipped = step.bad or any(word in reason for word in ("nonfinite", "overflow", "nan", "inf"))
+        if not skipped:
+            return None
+    scale = event.data.get("loss_scale")
+    known = isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0
+    return StepSeen(
+        step=event.step,
+        skipped=skipped,
+        what=_skip_class(loss="loss" in step.values, gradient="grad_norm" in step.values, bits=step.bits),
+        loss_scale=float(scale) if known and scale is not None else None,  # −1: the logger has none
+        ranks=_lanes(event) if step.local else (),
+    )
+
+
+def _skip_class(*, loss: bool, gradient: bool, bits: int) -> SkipClass:
+    if loss or bits & (ORIGIN_BITS & ~4):
+        return SkipClass.LOSS
+    if gradient or bits & BAD_BITS:
+        return SkipClass.GRADIENT
+    return SkipClass.NOT_SAID
+
+
+def bad_cells(frame: "Frame", health: RowHealth | None = None) -> BadCells:
+    """Return every bad cell of a frame; pass `health` when `row_health(frame)` is already known."""
+    return cells_of(frame, row_health(frame) if health is None else health)
+
+
+def state_plane(
+    frame: "Frame", health: RowHealth | None = None, *, poisoned_after: int | None = None
+) -> NDArray[np.uint8]:
+    """Return the state code of every cell of a frame.
+
+    Args:
+        frame: the frame.
+        health: `row_health(frame)` when already known.
+        poisoned_after: first step whose nonfinite update was applied. Later steps ran on nonfinite
+            weights, so their cells followed it and are drawn as spread.
+
+    Returns:
+        uint8[steps × lanes] over `axes(frame)`: 9 nonfinite (local), 4 spread, 1 healthy, 0 outside;
+        where several rows fall on one cell (micro-batches), the worst.
+    """
+    health = row_health(frame) if health is None else health
+    where = health.axes
+    shape = (len(where.steps), len(where.lanes))
+    if health.healthy:
+        code = np.full(len(where.row), HEALTHY, dtype=np.uint8)
+    else:
+        origin = health.local
+        if poisoned_after is not None:
+            origin = origin & (where.steps[where.row] <= poisoned_after)
+        code = np.where(origin, NONFINITE, np.where(health.bad, SPREAD, HEALTHY)).astype(np.uint8)
+    if where.regular:
+        return code.reshape(shape)
+    plane = np.zeros(shape, dtype=np.uint8)
+    if health.healthy:
+        plane[where.row, where.column] = HEALTHY
+    else:
+        np.maximum.at(plane, (where.row, where.column), code)
+    return plane
+
+
+def combine_planes(
+    parts: Iterable[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8]]],
+) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8]]:
+    """Lay planes (steps, lanes, codes) over each other; where two meet, the worst state wins.
+
+    Returns:
+        Ascending steps, ascending lanes (str lanes in order of first appearance), uint8[steps × lanes]
+        with 0 where no part says anything.
+    """
+    listed = list(parts)
+    if not listed:
+        return np.empty(0, np.int64), np.empty(0, np.int32), np.zeros((0, 0), np.uint8)
+    steps = np.unique(np.concatenate([part[0] for part in listed]))
+    if all(part[1].dtype.kind == "i" for part in listed):
+        lanes: NDArray[Any] = np.unique(np.concatenate([part[1] for part in listed]))
+        columns = [np.searchsorted(lanes, part[1]) for part in listed]
+    else:
+        index: dict[Any, int] = {}
+        columns = [
+            np.array([index.setdefault(lane, len(index)) for lane in part[1].tolist()], dtype=np.intp)
+            for part in listed
+        ]
+        lanes = np.array(list(index), dtype=object)
+    plane = np.zeros((len(steps), len(lanes)), dtype=np.uint8)
+    for (part_steps, _, codes), column in zip(listed, columns, strict=True):
+        at = np.ix_(np.searchsorted(steps, part_steps), column)
+        plane[at] = np.maximum(plane[at], codes)
+    return steps, lanes, plane
+
+
+def seen_in_frame(frame: "Frame", health: RowHealth | None = None) -> list[StepSeen]:
+    """Return what `SkipCounter` needs of a rank frame: its skipped steps, and its applied ones."""
+    if frame.stream != "rank":
+        return []
+    health = row_health(frame) if health is None else health
+    where = health.axes
+    count = len(where.steps)
+    skipped = np.zeros(count, dtype=np.bool_)
+    skipped[where.row[health.skipped]] = True
+    worst = np.zeros(count, dtype=np.int64)
+    rows = np.flatnonzero(health.bad)
+    kind = np.where(health.phase[rows] <= Phase.FORWARD, int(SkipClass.LOSS), int(SkipClass.GRADIENT))
+    np.maximum.at(worst, where.row[rows], kind)
+    seen = []
+    for i in range(count):
+        ranks: tuple[int, ...] = ()
+        if skipped[i]:
+            local = np.flatnonzero(health.local & (where.row == i))
+            ranks = tuple(np.unique(where.lanes[where.column[local]]).tolist())[:MAX_NAMED_LANES]
+        seen.append(
+            StepSeen(
+                step=int(where.steps[i]),
+                skipped=bool(skipped[i]),
+                what=SkipClass(int(worst[i])),
+                loss_scale=None,
+                ranks=ranks,
+            )
+        )
+    return seen
+
+
+def judge_frame(
+    frame: "Frame", policy: Policy, *, backfill: bool = False, health: RowHealth | None = None
+) -> list[Finding]:
+    """Judge a frame as `judge_event` judges an event: at most one finding per kind and column.
+
+    The halt finding is about the first applied bad step; its lanes are the local origins in that step,
+    or every lane of it when all are reduced or shards (view says which).
+    """
+    if policy.mode(RULE) == "off":
+        return []
+    health = row_health(frame) if health is None else health
+    where = health.axes
+    findings: list[Finding] = []
+    step_of = where.steps[where.row]
+    for state in (True, False):
+        rows = health.bad & health.state if state else health.bad & ~health.state & ~health.skipped
+        if not rows.any():
+            continue
+        first = int(step_of[rows].min())
+        at = rows & (step_of == first)
+        local = bool((at & health.local).any())
+        named = at & health.local if local else at
+        phase = Phase(int(health.phase[named].min()))
+        lanes = np.unique(where.column[named])
+        listed = where.lanes[lanes[:MAX_NAMED_LANES]].tolist()
+        numbers: dict[str, Number] = {f"nonfinite_{name}": n for name, n in health.columns.items()}
+        numbers |= {
+            "bad_cells": int(rows.sum()),
+            "lanes": len(lanes),
+            "last_step": int(step_of[rows].max()),
+        }
+        effect = "weights or optimizer moments are nonfinite" if state else "no skip was reported"
+        if backfill:
+            numbers["backfill"] = True
+            effect += "; backfill, so the directive stays"
+        findings.append(
+            Finding(
+                kind="nonfinite_state" if state else "nonfinite",
+                severity="info" if backfill else "halt",
+                rule=RULE,
+                step=first,
+                lanes=tuple(listed),
+                detector=DETECTOR,
+                detector_version=VERSION,
+                series=f"{frame.stream}.{next(iter(health.columns), 'nonfinite')}",
+                view="local" if local else "reduced",
+                phase=phase.name.lower(),
+                numbers=numbers,
+                detail=f"{len(lanes)} {frame.stream}s nonfinite at step {first}; {effect}",
+            )
+        )
+    judged = {*JUDGED.get(frame.stream, {}), "nonfinite"} if frame.stream != "node" else set()
+    for name, column in frame.metrics.items():
+        rows_or_none = None if name in judged else nonfinite_rows(column)
+        if rows_or_none is None:
+            continue
+        at = np.flatnonzero(rows_or_none)
+        first = int(step_of[at].min())
+        findings.append(
+            Finding(
+                kind="nonfinite_shown",
+                severity="info",
+                rule=RULE,
+                step=first,
+                lanes=tuple(where.lanes[np.unique(where.column[at])[:MAX_NAMED_LANES]].tolist()),
+                detector=DETECTOR,
+                detector_version=VERSION,
+                series=f"{frame.stream}.{name}",
+                view="local" if is_local(frame, name) else "reduced",
+                numbers={"values": len(at)},
+                detail=f"{len(at)} nonfinite values of {name}: shown, holds nothing",
+            )
+        )
+    return findings
