@@ -33,6 +33,8 @@ class Incident(models.Model):
     opened_at = models.DateTimeField()
     first_bad = models.JSONField(default=dict)  # step, micro_batch, phase, ranks, tie, certainty, layer
     dossier = models.OneToOneField(Dossier, models.PROTECT, related_name="+")
+    # After a recurrence new evidence is frozen; what was frozen before stays, by dossier id.
+    earlier_dossiers = models.JSONField(default=list)
     policy_digest = models.CharField(max_length=64)
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.ForeignKey(Person, models.SET_NULL, null=True, related_name="+")
@@ -112,8 +114,10 @@ class Plan(models.Model):
     positions = models.JSONField(default=dict)
     skip = models.JSONField(null=True)  # {"from", "to"} absolute samples, half open
     exclusions = models.JSONField(default=dict)  # minimum: {"nodes", "ranks", "gpus"}
-    changes = models.JSONField(default=list)  # [{"name", "before", "after", "changes_regime"}]
+    changes = models.JSONField(default=list)  # [{"what", "was", "to", "changes_regime"}]
     why = models.TextField(blank=True)
+    # What it was computed from: {"first_bad_step", "last_bad_step", "halt_step", "steps_lost", ...}
+    numbers = models.JSONField(default=dict)
     made_by = models.ForeignKey(Person, models.SET_NULL, null=True, related_name="+")  # null: Andon
     made_at = models.DateTimeField()
 
@@ -136,9 +140,15 @@ class ResumeRequest(models.Model):
         EXPIRED = "expired"
         USED = "used"
 
+    class Kind(models.TextChoices):
+        RESUME = "resume", "resume"
+        # Declared by one approver with a reason: it has no requester, so nobody approves their own.
+        FALSE_ALARM = "false_alarm", "false alarm"
+
     incident = models.ForeignKey(Incident, models.CASCADE, related_name="requests")
+    kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.RESUME)
     plan = models.ForeignKey(Plan, models.PROTECT, related_name="requests")
-    requested_by = models.ForeignKey(Person, models.PROTECT, related_name="+")
+    requested_by = models.ForeignKey(Person, models.PROTECT, null=True, related_name="+")
     requested_at = models.DateTimeField()
     digest = models.CharField(max_length=64)  # SHA-256 of RFC 8785 of `subject`
     subject = models.JSONField()  # what an approver signs
@@ -153,7 +163,10 @@ class ResumeRequest(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["incident"], condition=Q(state__in=["open", "approved"]), name="one_live_request"
-            )
+            ),
+            models.CheckConstraint(
+                condition=Q(kind="false_alarm") | Q(requested_by__isnull=False), name="resume_has_requester"
+            ),
         ]
 
     def __str__(self) -> str:
@@ -165,7 +178,7 @@ class Approval(models.Model):
 
     request = models.ForeignKey(ResumeRequest, models.PROTECT, related_name="approvals")
     approver = models.ForeignKey(Person, models.PROTECT, related_name="+")
-    requester = models.ForeignKey(Person, models.PROTECT, related_name="+")
+    requester = models.ForeignKey(Person, models.PROTECT, null=True, related_name="+")
     digest = models.CharField(max_length=64)
     at = models.DateTimeField()
 
@@ -235,6 +248,7 @@ class LedgerRow(models.Model):
     decided_by = models.CharField(max_length=64)  # opaque person id, or rule and version
     why = models.TextField()
     none_because = models.JSONField(default=dict)  # field -> why this action has none
+    budget = models.JSONField(null=True)  # {"used", "of"} of this action on this day, if it is capped
     incident = models.ForeignKey(Incident, models.PROTECT, null=True, related_name="ledger")
     previous = models.CharField(max_length=64, blank=True)
     digest = models.CharField(max_length=64)

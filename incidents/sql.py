@@ -1,0 +1,50 @@
+"""What Django cannot declare: ledger rows and approvals can only be added.
+
+Triggers refuse every change by anybody, the owner included; the application's role has no right to
+try. `incidents.checks` looks whether the triggers are there, because a migration check cannot.
+"""
+
+from django.db import migrations
+
+# Approvals are here too: one that a later hand could edit would prove nothing.
+APPEND_ONLY = ("incidents_ledgerrow", "incidents_approval")
+
+_FUNCTION = """
+CREATE OR REPLACE FUNCTION incidents_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
+        USING ERRCODE = 'insufficient_privilege';
+END
+$$
+"""
+
+
+def trigger_names(table: str) -> tuple[str, str]:
+    """Return the names of a table's two triggers: for rows, and for TRUNCATE."""
+    return f"{table}_append_only", f"{table}_no_truncate"
+
+
+def _protect(table: str) -> str:
+    rows, truncate = trigger_names(table)
+    return f"""
+CREATE TRIGGER {rows} BEFORE UPDATE OR DELETE ON {table}
+    FOR EACH ROW EXECUTE FUNCTION incidents_refuse_change();
+CREATE TRIGGER {truncate} BEFORE TRUNCATE ON {table}
+    FOR EACH STATEMENT EXECUTE FUNCTION incidents_refuse_change();
+DO $$ BEGIN
+    IF EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'andon_app') THEN
+        REVOKE UPDATE, DELETE, TRUNCATE ON {table} FROM andon_app;
+    END IF;
+END $$
+"""
+
+
+def _unprotect(table: str) -> str:
+    rows, truncate = trigger_names(table)
+    return f"DROP TRIGGER IF EXISTS {rows} ON {table}; DROP TRIGGER IF EXISTS {truncate} ON {table}"
+
+
+OPERATIONS = [
+    migrations.RunSQL(_FUNCTION, "DROP FUNCTION IF EXISTS incidents_refuse_change()"),
+    *(migrations.RunSQL(_protect(table), _unprotect(table)) for table in APPEND_ONLY),
+]
