@@ -65,9 +65,9 @@ def broker_is_ready() -> bool:
 
 def vault_is_ready() -> bool:
     """Tell whether the vault can be reached."""
-    from evidence import vault
-
     try:
+        from evidence import vault
+
         return vault.ready()
     except Exception as error:
         # Whatever a store's client raises, the answer of the probe is the same: not ready.
@@ -112,6 +112,7 @@ def readyz() -> HttpResponse:
     return _plain(lines, 200 if all(parts.values()) else 503)
 
 
+Handler = Callable[[HttpRequest], HttpResponse]
 _PROBES = {"/healthz": healthz, "/readyz": readyz}
 
 

@@ -22,7 +22,7 @@ DATA_DIR = Path(
         "ANDON_DATA_DIR",
         str(BASE_DIR / "var"),
         shown="`var` in the checkout",
-        about="where everything this machine keeps lies: embedded servers, generated secrets, directory vault",
+        about="what this machine keeps: embedded servers, generated secrets, directory vault",
     )
 ).resolve()
 
@@ -209,7 +209,7 @@ LOG_LEVEL = env.choice(
     "ANDON_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), about="least severe line that is logged"
 )
 DEBUG = env.boolean(
-    "ANDON_DEBUG", False, about="error pages with code and values; never where others can reach it"
+    "ANDON_DEBUG", False, about="error pages with code and values; never where others reach it"
 )
 
 # What the trainer's side reads; a shell that has them may run manage.py too.

