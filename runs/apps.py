@@ -7,3 +7,7 @@ class RunsConfig(AppConfig):
     """Runs, attempts, the receiver, the event log and the frame store."""
 
     name = "runs"
+
+    def ready(self) -> None:
+        """Register the checks."""
+        from runs import checks  # noqa: F401

@@ -1,8 +1,15 @@
 """What detectors said, and where each lane first went bad."""
 
+import uuid
+
 from django.db import models
 
 from runs.models.runs import Run
+
+
+def uuid4_hex() -> str:
+    """Return a key that no other finding has."""
+    return uuid.uuid4().hex
 
 
 class Finding(models.Model):
@@ -33,11 +40,14 @@ class Finding(models.Model):
     occurred_at = models.DateTimeField()
     received_at = models.DateTimeField()
     created_at = models.DateTimeField(auto_now_add=True)
+    # Says the same as an earlier finding when equal to its key: a dead run repeats itself.
+    says = models.CharField(max_length=64, default=uuid4_hex)
     # Acting findings wait here until an incident took them; the sweep looks for those it missed.
     needs_incident = models.BooleanField(default=False)
     incident = models.CharField(max_length=64, blank=True)  # opaque: the incident that took it
 
     class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "says"], name="one_finding_says_it")]
         indexes = [
             models.Index(fields=["run", "attempt", "step"], name="finding_by_step"),
             models.Index(
@@ -67,6 +77,7 @@ class FirstBad(models.Model):
     micro_batch = models.IntegerField(default=-1)
     phase = models.SmallIntegerField()  # andon.detect.cells.Phase
     bits = models.IntegerField(default=0)
+    skipped = models.BooleanField(default=False)  # the update was not applied: orders after all applied
     view = models.CharField(max_length=8)  # local | shard | reduced
     series = models.CharField(max_length=100, blank=True)  # the column it was seen in
     value = models.CharField(max_length=8, blank=True)  # nan | +inf | -inf

@@ -85,11 +85,11 @@ class Frame(models.Model):
 
 
 class Pending(models.Model):
-    """Something stored that no detector has looked at yet; deleted with the result's transaction."""
+    """Something stored that no worker has looked at yet; deleted with the result's transaction."""
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="pending", db_constraint=False)
-    what = models.CharField(max_length=8, choices=[("event", "event"), ("frame", "frame")])
-    ref = models.BigIntegerField()  # id of the event or frame
+    what = models.CharField(max_length=8, choices=[(w, w) for w in ("event", "frame", "finding")])
+    ref = models.BigIntegerField()  # id of the event, frame or finding
     received_at = models.DateTimeField()
 
     class Meta:

@@ -21,6 +21,7 @@ class Work(models.Model):
     attempts = models.PositiveIntegerField(default=0)
     lease_until = models.DateTimeField(null=True)
     lease_token = models.UUIDField(null=True)
+    again = models.BooleanField(default=False)  # asked for while claimed: run once more
     error = models.TextField(blank=True)
     created_at = models.DateTimeField(auto_now_add=True)
     finished_at = models.DateTimeField(null=True)

@@ -1,0 +1,51 @@
+"""The policy in force: the run's newest version, else its project's, else the defaults."""
+
+from django.db import transaction
+from django.db.models import F, Max, Q
+
+from andon import policy as rules
+from andon.policy import Policy
+from runs.locks import lock_run
+from runs.models import Person, PolicyVersion, Run
+
+
+def policy_version(run_id: int) -> PolicyVersion | None:
+    """Return the stored version in force for a run, None when the defaults are."""
+    return (
+        PolicyVersion.objects.filter(
+            Q(run_id=run_id) | Q(run__isnull=True, project__runs=run_id),
+        )
+        .order_by(F("run_id").asc(nulls_last=True), "-number")
+        .first()
+    )
+
+
+def policy_for(run_id: int) -> Policy:
+    """Return the policy in force for a run.
+
+    Raises:
+        ValueError: the stored document no longer reads as a policy.
+    """
+    version = policy_version(run_id)
+    return Policy() if version is None else rules.decode(version.document)
+
+
+def set_policy(*, run: Run, document: dict[str, object], person: Person | None, why: str) -> PolicyVersion:
+    """Store a new version of a run's policy and return it.
+
+    Raises:
+        ValueError: the document is no policy; nothing is stored.
+    """
+    policy = rules.decode(document)
+    with transaction.atomic():
+        lock_run(run.pk)
+        newest = PolicyVersion.objects.filter(run=run).aggregate(newest=Max("number"))["newest"] or 0
+        return PolicyVersion.objects.create(
+            project_id=run.project_id,
+            run=run,
+            number=newest + 1,
+            document=policy.document(),
+            digest=policy.digest(),
+            why=why,
+            created_by=person,
+        )
