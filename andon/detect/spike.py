@@ -77,6 +77,10 @@ class RobustBaseline:
             self._centre = self._measure()
         return self._centre
 
+    def values(self) -> list[float]:
+        """Return the window, oldest first."""
+        return list(self._window)
+
     def _measure(self) -> tuple[float, float]:
         middle, mad = median_and_mad(self._sorted)
         if mad == 0:
@@ -167,10 +171,9 @@ def median_and_mad(ordered: Sequence[float]) -> tuple[float, float]:
     odd = n % 2 == 1
     middle = ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
     low, high = 0, n - 1
-    upper = larger = 0.0
+    larger = 0.0
     # Take the largest deviations off until the middle one (odd) or the middle two (even) are reached.
     for _ in range(n - half):
-        upper = larger
         below, above = middle - ordered[low], ordered[high] - middle
         if below > above:
             larger = below
