@@ -1,49 +1,28 @@
 """What Django cannot declare: custody and seals can only grow.
 
-A trigger refuses every change by anybody, the owner included; the application's role has no right
-to try. `evidence.checks` looks whether the triggers are there, because a migration check cannot.
+Triggers refuse every change by anybody, the owner included; the application's role has no right to
+try. `evidence.checks` looks whether the triggers are there, because a migration check cannot.
 """
 
 from django.db import migrations
 
 APPEND_ONLY = ("evidence_custodyrow", "evidence_seal")
-
-_FUNCTION = """
-CREATE OR REPLACE FUNCTION evidence_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-    RAISE EXCEPTION '% is append-only: % is refused', TG_TABLE_NAME, TG_OP
-        USING ERRCODE = 'insufficient_privilege';
-END
-$$
-"""
-
-
-def trigger_names(table: str) -> tuple[str, str]:
-    """Return the names of a table's two triggers: for rows, and for TRUNCATE."""
-    return f"{table}_append_only", f"{table}_no_truncate"
+TRIGGERS = ("append_only", "append_only_truncate")  # as runs.sql's andon_make_append_only names them
 
 
 def _protect(table: str) -> str:
-    rows, truncate = trigger_names(table)
     return f"""
-CREATE TRIGGER {rows} BEFORE UPDATE OR DELETE ON {table}
-    FOR EACH ROW EXECUTE FUNCTION evidence_refuse_change();
-CREATE TRIGGER {truncate} BEFORE TRUNCATE ON {table}
-    FOR EACH STATEMENT EXECUTE FUNCTION evidence_refuse_change();
+SELECT andon_make_append_only('{table}');
 DO $$ BEGIN
-    IF EXISTS (SELECT 1 FROM pg_roles WHERE rolname = 'andon_app') THEN
+    IF EXISTS (SELECT FROM pg_roles WHERE rolname = 'andon_app') THEN
         REVOKE UPDATE, DELETE, TRUNCATE ON {table} FROM andon_app;
     END IF;
-END $$
+END $$;
 """
 
 
 def _unprotect(table: str) -> str:
-    rows, truncate = trigger_names(table)
-    return f"DROP TRIGGER IF EXISTS {rows} ON {table}; DROP TRIGGER IF EXISTS {truncate} ON {table}"
+    return "".join(f"DROP TRIGGER IF EXISTS {trigger} ON {table};" for trigger in TRIGGERS)
 
 
-OPERATIONS = [
-    migrations.RunSQL(_FUNCTION, "DROP FUNCTION IF EXISTS evidence_refuse_change()"),
-    *(migrations.RunSQL(_protect(table), _unprotect(table)) for table in APPEND_ONLY),
-]
+OPERATIONS = [migrations.RunSQL(_protect(table), _unprotect(table)) for table in APPEND_ONLY]

@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('runs', '0002_finding_says_firstbad_skipped_work_again_and_more'),
+        ('runs', '0001_initial'),
     ]
 
     operations = [

@@ -1,0 +1,34 @@
+"""Django checks that the hand-written SQL of `evidence.sql` exists."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from django.core.checks import CheckMessage, Error, Tags, register
+from django.db import connections
+
+from evidence.sql import APPEND_ONLY, TRIGGERS
+
+
+@register(Tags.database)
+def append_only_triggers_exist(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Report every append-only trigger of custody and seals that is missing or switched off."""
+    errors: list[CheckMessage] = []
+    for alias in databases or ():
+        connection = connections[alias]
+        tables = connection.introspection.table_names()
+        with connection.cursor() as cursor:
+            for table in (name for name in APPEND_ONLY if name in tables):
+                cursor.execute(
+                    "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled <> 'D'", [table]
+                )
+                there = {row[0] for row in cursor.fetchall()}
+                errors += [
+                    Error(
+                        f"trigger {trigger} on {table} is missing or disabled in database {alias!r}",
+                        hint="Run `manage.py migrate`; if it was dropped by hand, restore it from evidence/sql.py.",
+                        id="evidence.E001",
+                    )
+                    for trigger in TRIGGERS
+                    if trigger not in there
+                ]
+    return errors

@@ -1,0 +1,102 @@
+"""boto3 clients for the vault and for sources in S3, with settings that compatible stores understand."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import boto3
+from botocore.config import Config
+from django.conf import settings
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+CONNECT_TIMEOUT_S = 5
+READ_TIMEOUT_S = 60
+ATTEMPTS = 4
+POOL = 32
+
+
+@dataclass(frozen=True)
+class Place:
+    """What `ANDON_VAULT_URL` says. Credentials are only there when the URL holds them."""
+
+    bucket: str
+    endpoint: str | None
+    region: str
+    telemetry: str = ""
+    access_key: str | None = None
+    secret_key: str | None = None
+
+
+def parse(url: str) -> Place:
+    """Read `s3://bucket?endpoint=…&region=…&telemetry=…`, or `s3+https://[KEY:SECRET@]host/bucket`.
+
+    Raises:
+        ValueError: no bucket, or a parameter nobody knows.
+    """
+    parts = urlsplit(url)
+    options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    unknown = set(options) - {"endpoint", "region", "telemetry"}
+    if unknown:
+        raise ValueError(f"ANDON_VAULT_URL: unknown parameter {', '.join(sorted(unknown))}")
+    endpoint, bucket = options.get("endpoint"), parts.hostname or ""
+    if parts.scheme in {"s3+http", "s3+https"}:
+        port = f":{parts.port}" if parts.port else ""
+        endpoint = f"{parts.scheme.removeprefix('s3+')}://{parts.hostname}{port}"
+        bucket = parts.path.strip("/")
+    elif parts.scheme != "s3":
+        raise ValueError(f"ANDON_VAULT_URL: expected file:///dir or s3://bucket, got {parts.scheme}://")
+    if not bucket or "/" in bucket:
+        raise ValueError("ANDON_VAULT_URL: names no bucket")
+    return Place(
+        bucket=bucket,
+        endpoint=endpoint,
+        region=options.get("region", "us-east-1"),
+        telemetry=options.get("telemetry", ""),
+        access_key=unquote(parts.username) if parts.username else None,
+        secret_key=unquote(parts.password) if parts.password else None,
+    )
+
+
+@cache
+def client(place: Place) -> "S3Client":
+    """Return a client. Credentials not in the URL come from boto3's own chain.
+
+    boto3 sends CRC32 trailers by default, which many compatible stores refuse: here a checksum is sent
+    only where an operation requires one, and integrity is ours (Content-MD5, signed payloads, SHA-256).
+    """
+    made: S3Client = boto3.client(
+        "s3",
+        endpoint_url=place.endpoint,
+        region_name=place.region,
+        aws_access_key_id=place.access_key,
+        aws_secret_access_key=place.secret_key,
+        config=Config(
+            signature_version="s3v4",
+            # A custom endpoint rarely has a wildcard name for every bucket.
+            s3={
+                "addressing_style": "path" if place.endpoint else "auto",
+                "payload_signing_enabled": True,
+            },
+            retries={"max_attempts": ATTEMPTS, "mode": "standard"},
+            connect_timeout=CONNECT_TIMEOUT_S,
+            read_timeout=READ_TIMEOUT_S,
+            max_pool_connections=POOL,
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        ),
+    )
+    return made
+
+
+def source_client() -> "S3Client":
+    """Return the client for sources: the vault's endpoint when it is S3, else boto3's own settings.
+
+    A trainer's bucket at another endpoint is reached by `AWS_ENDPOINT_URL_S3`, which boto3 reads.
+    """
+    url = settings.VAULT_URL
+    if url.startswith("s3"):
+        return client(parse(url))
+    return client(Place(bucket="", endpoint=None, region="us-east-1"))
