@@ -2,7 +2,7 @@
 
 Both are answered before every other middleware: a probe comes with any Host header and over plain
 HTTP, and has to be told the truth while sessions or the database are down. They say one word per
-part and never an address, since anybody may ask.
+part and never an address, since anybody may ask; the reason goes to the log, once.
 """
 
 import logging
@@ -24,11 +24,14 @@ _DATABASE_TIMEOUT_S = 2  # libpq's least
 _KEEP_S = 1.0  # anybody may ask as often as they like; the servers behind are asked once a second
 
 
-def database_is_ready() -> bool:
-    """Tell whether the database lets us in, on a connection of its own (the pool may be full or stale)."""
+def why_not_database() -> str | None:
+    """Say why the database does not let us in, None if it does.
+
+    On a connection of its own: the pool may be exhausted or hold connections of a server that is gone.
+    """
     entry = connections.settings["default"]
     if entry["ENGINE"] != "django.db.backends.postgresql":
-        return False
+        return "ANDON_DATABASE_URL is not set"
     try:
         with psycopg.connect(
             host=entry["HOST"] or None,
@@ -41,13 +44,12 @@ def database_is_ready() -> bool:
         ) as connection:
             connection.execute("SELECT 1")
     except psycopg.Error as error:
-        logger.warning("database is not ready: %s", error)
-        return False
-    return True
+        return str(error)
+    return None
 
 
-def broker_is_ready() -> bool:
-    """Tell whether the broker answers a PING within the doorbell's own patience."""
+def why_not_broker() -> str | None:
+    """Say why the broker does not answer a PING within the doorbell's own patience, None if it does."""
     client = redis.Redis.from_url(
         settings.BROKER_URL,
         socket_timeout=_BROKER_TIMEOUT_S,
@@ -55,49 +57,58 @@ def broker_is_ready() -> bool:
         retry=Retry(NoBackoff(), 0),
     )
     try:
-        return bool(client.ping())
+        client.ping()
     except (redis.RedisError, OSError) as error:
-        logger.warning("broker is not ready: %s", error)
-        return False
+        return str(error)
     finally:
         client.close()
+    return None
 
 
-def vault_is_ready() -> bool:
-    """Tell whether the vault can be reached."""
+def why_not_vault() -> str | None:
+    """Say why the vault cannot be reached, None if it can."""
     try:
         from evidence import vault
 
-        return vault.ready()
+        return None if vault.ready() else "it is not reachable"
     except Exception as error:
         # Whatever a store's client raises, the answer of the probe is the same: not ready.
-        logger.warning("vault is not ready: %s", error)
-        return False
+        return repr(error)
 
 
-_PARTS: dict[str, Callable[[], bool]] = {
-    "database": database_is_ready,
-    "broker": broker_is_ready,
-    "vault": vault_is_ready,
+_PARTS: dict[str, Callable[[], str | None]] = {
+    "database": why_not_database,
+    "broker": why_not_broker,
+    "vault": why_not_vault,
 }
 _lock = threading.Lock()
-_last: tuple[float, dict[str, bool]] = (float("-inf"), {})
+_asked_at = float("-inf")
+_reasons: dict[str, str | None] = {}
 
 
 def readiness() -> dict[str, bool]:
-    """Return what is ready, at most a second old."""
-    global _last  # noqa: PLW0603
+    """Return which parts are ready, at most a second old; log a part when it changes."""
+    global _asked_at, _reasons  # noqa: PLW0603
     with _lock:
-        if time.monotonic() - _last[0] > _KEEP_S:
-            parts = {name: is_ready() for name, is_ready in _PARTS.items()}
-            _last = (time.monotonic(), parts)
-        return _last[1]
+        if time.monotonic() - _asked_at > _KEEP_S:
+            before, _reasons = _reasons, {part: why_not() for part, why_not in _PARTS.items()}
+            _asked_at = time.monotonic()
+            for part, reason in _reasons.items():
+                if reason is not None and before.get(part) is None:
+                    logger.warning("%s is not ready: %s", part, reason)
+                elif reason is None and before.get(part) is not None:
+                    logger.warning("%s is ready again", part)
+        return {part: reason is None for part, reason in _reasons.items()}
 
 
 def _plain(lines: str, status: int = 200) -> HttpResponse:
-    return HttpResponse(
+    response = HttpResponse(
         lines, status=status, content_type="text/plain; charset=utf-8", headers={"Cache-Control": "no-store"}
     )
+    # Django logs every 503 as an error of the server; a probe asks every second, and what it is told
+    # was logged above.
+    response._has_been_logged = True  # type: ignore[attr-defined]
+    return response
 
 
 def healthz() -> HttpResponse:
@@ -108,7 +119,7 @@ def healthz() -> HttpResponse:
 def readyz() -> HttpResponse:
     """One line per part; 503 when one is not ready."""
     parts = readiness()
-    lines = "".join(f"{name}: {'ready' if ready else 'unready'}\n" for name, ready in parts.items())
+    lines = "".join(f"{part}: {'ready' if ready else 'unready'}\n" for part, ready in parts.items())
     return _plain(lines, 200 if all(parts.values()) else 503)
 
 
@@ -116,9 +127,7 @@ Handler = Callable[[HttpRequest], HttpResponse]
 _PROBES = {"/healthz": healthz, "/readyz": readyz}
 
 
-def answer_probes(
-    get_response: Callable[[HttpRequest], HttpResponse],
-) -> Callable[[HttpRequest], HttpResponse]:
+def answer_probes(get_response: Handler) -> Handler:
     """Middleware: answer the two probes, pass everything else on."""
 
     def middleware(request: HttpRequest) -> HttpResponse:

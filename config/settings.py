@@ -156,7 +156,7 @@ if _database_url:
         del _owner["OPTIONS"]["pool"]
         DATABASES["owner"] = _owner | {"TEST": {"MIRROR": "default"}}
 else:
-    DATABASES = {"default": {"ENGINE": "config.embedded.absent"}}
+    DATABASES = {"default": {"ENGINE": "config.embedded.absent", "NAME": "absent"}}
 
 # --- broker and vault
 
@@ -221,12 +221,12 @@ env.refuse_unknown(
 # --- Django
 
 INSTALLED_APPS = [
-    "config",
+    "config.apps.ConfigConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
     "django.contrib.messages",
-    "django.contrib.staticfiles",
+    "config.apps.StaticFiles",
     "django.contrib.postgres",
     "django_htmx",
     "ninja",
@@ -280,7 +280,11 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = 34 << 20
 
 STATIC_URL = "/static/"
 STATIC_ROOT = DATA_DIR / "static"
-STATICFILES_DIRS: list[Path | tuple[str, Path]] = [BASE_DIR / "static"]
+# plotly.js comes with the Python package; nothing is loaded from elsewhere.
+STATICFILES_DIRS: list[Path | tuple[str, Path]] = [
+    BASE_DIR / "static",
+    ("plotly", Path(plotly.__file__).parent / "package_data"),
+]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
@@ -357,6 +361,3 @@ LOGGING = {
         "celery.beat": {"level": "WARNING"},
     },
 }
-
-# plotly.js comes with the Python package; nothing is loaded from elsewhere.
-PLOTLY_DIR = Path(plotly.__file__).parent / "package_data"

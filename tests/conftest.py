@@ -1,6 +1,7 @@
 """People, doors to real servers, and the one place where append-only tables are emptied."""
 
 import shutil
+import signal
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -130,7 +131,7 @@ def _pgbouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.PgB
     settings: dict[str, Any] = connections.settings["default"]
     bouncer, process = servers.start_pgbouncer(tmp_path_factory.mktemp("pgbouncer"), settings)
     yield bouncer
-    processes.stop(process, processes.signal.SIGKILL, 5)
+    processes.stop(process, signal.SIGKILL, 5)
 
 
 @pytest.fixture

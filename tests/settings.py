@@ -15,7 +15,7 @@ from config.settings import *  # noqa: E402, F403
 
 # Race tests open a connection per thread and close it themselves; a pool would keep them open past
 # the end of the test database. The pool is exercised by the tests that run `up`.
-DATABASES["default"]["OPTIONS"].pop("pool", None)  # type: ignore[attr-defined]  # noqa: F405
+DATABASES["default"]["OPTIONS"].pop("pool", None)  # noqa: F405
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 # The manifest needs `collectstatic`; tests read the files where they lie.
 STORAGES = {
