@@ -5,7 +5,7 @@ happened inside the step, never by when a post arrived: arrival is a race betwee
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from andon.detect.topology import Topology, fold_ranks
+from andon.detect.topology import Topology
+from andon.wire_values import fold_ranks
 
 NO_MICRO_BATCH = -1  # the sender did not say in which micro-batch
 NO_LANE = -1  # a reduced value posted without any rank
@@ -35,6 +36,10 @@ class Phase(IntEnum):
     OPTIMIZER = 4
 
 
+SOURCES = ("nonfinite", "loss", "grad_norm", "weight_norm", "update_ratio")  # columns that may be bad
+VALUES = ("", "nan", "+inf", "-inf")  # a bit set says that something was nonfinite, not what
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class BadCells:
     """Bad cells as columns of equal length n.
@@ -46,6 +51,9 @@ class BadCells:
         phase: int8[n], values of `Phase`.
         local: bool[n], the cell may be an origin; False: spread, or a parameter shard.
         skipped: bool[n], the update of that step was not applied.
+        bits: int16[n], the `nonfinite` bit set, 0 where none was sent.
+        source: int8[n], index into `SOURCES` of the column that decided the phase.
+        value: int8[n], index into `VALUES`.
         rank: int32[n] for layer cells that say which rank computed them, else None.
     """
 
@@ -55,6 +63,9 @@ class BadCells:
     phase: NDArray[np.int8]
     local: NDArray[np.bool_]
     skipped: NDArray[np.bool_]
+    bits: NDArray[np.int16]
+    source: NDArray[np.int8]
+    value: NDArray[np.int8]
     rank: NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
@@ -62,25 +73,27 @@ class BadCells:
 
     def take(self, which: NDArray[Any]) -> "BadCells":
         """Return the cells selected by an index array or a boolean mask."""
-        return BadCells(
-            self.step[which],
-            self.lane[which],
-            self.micro_batch[which],
-            self.phase[which],
-            self.local[which],
-            self.skipped[which],
-            None if self.rank is None else self.rank[which],
-        )
+        taken: dict[str, Any] = {}
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            taken[name] = None if column is None else column[which]
+        return BadCells(**taken)
+
+
+_COLUMNS = tuple(field.name for field in fields(BadCells))
 
 
 def cells(
     *,
     step: Sequence[int] | NDArray[Any],
     lane: Sequence[int | str] | NDArray[Any],
-    micro_batch: Sequence[int | None] | NDArray[Any] | None = None,
     phase: Sequence[int] | NDArray[Any],
     local: Sequence[bool] | NDArray[Any],
+    micro_batch: Sequence[int | None] | NDArray[Any] | None = None,
     skipped: Sequence[bool] | NDArray[Any] | None = None,
+    bits: Sequence[int] | NDArray[Any] | None = None,
+    source: Sequence[int] | NDArray[Any] | None = None,
+    value: Sequence[int] | NDArray[Any] | None = None,
     rank: Sequence[int] | NDArray[Any] | None = None,
 ) -> BadCells:
     """Build `BadCells` from plain sequences, such as the rows of a database query.
@@ -97,21 +110,28 @@ def cells(
     else:
         batches = np.asarray([NO_MICRO_BATCH if m is None else m for m in micro_batch], dtype=np.int32)
     lanes = np.asarray(lane) if isinstance(lane, np.ndarray) else np.array(list(lane), dtype=object)
-    if lanes.dtype.kind != "i" and all(isinstance(value, (int, np.integer)) for value in lanes):
+    if lanes.dtype.kind != "i" and all(isinstance(item, (int, np.integer)) for item in lanes):
         lanes = lanes.astype(np.int32)
+
+    def column(given: Any, dtype: Any) -> NDArray[Any]:
+        return np.zeros(n, dtype=dtype) if given is None else np.asarray(given, dtype=dtype)
+
     built = BadCells(
-        steps,
-        lanes,
-        batches,
-        np.asarray(phase, dtype=np.int8),
-        np.asarray(local, dtype=np.bool_),
-        np.zeros(n, dtype=np.bool_) if skipped is None else np.asarray(skipped, dtype=np.bool_),
-        None if rank is None else np.asarray(rank, dtype=np.int32),
+        step=steps,
+        lane=lanes,
+        micro_batch=batches,
+        phase=np.asarray(phase, dtype=np.int8),
+        local=np.asarray(local, dtype=np.bool_),
+        skipped=column(skipped, np.bool_),
+        bits=column(bits, np.int16),
+        source=column(source, np.int8),
+        value=column(value, np.int8),
+        rank=None if rank is None else np.asarray(rank, dtype=np.int32),
     )
-    for name in ("lane", "micro_batch", "phase", "local", "skipped", "rank"):
-        column = getattr(built, name)
-        if column is not None and column.shape != (n,):
-            raise ValueError(f"{name}: {column.shape} does not match {n} steps")
+    for name in _COLUMNS:
+        shape = getattr(getattr(built, name), "shape", (n,))
+        if shape != (n,):
+            raise ValueError(f"{name}: {shape} does not match {n} steps")
     if n and (built.phase.min() < Phase.DATA or built.phase.max() > Phase.OPTIMIZER):
         raise ValueError("phase: expected 0 (data) to 4 (optimizer)")
     return built
@@ -129,30 +149,22 @@ def concat(parts: Iterable[BadCells]) -> BadCells:
         return no_cells()
     if len(kept) == 1:
         return kept[0]
-    ranks = [part.rank for part in kept if part.rank is not None]
-    return BadCells(
-        np.concatenate([part.step for part in kept]),
-        np.concatenate([part.lane for part in kept]),
-        np.concatenate([part.micro_batch for part in kept]),
-        np.concatenate([part.phase for part in kept]),
-        np.concatenate([part.local for part in kept]),
-        np.concatenate([part.skipped for part in kept]),
-        np.concatenate(ranks) if len(ranks) == len(kept) else None,
-    )
+    joined: dict[str, Any] = {}
+    for name in _COLUMNS:
+        columns = [getattr(part, name) for part in kept]
+        joined[name] = None if any(column is None for column in columns) else np.concatenate(columns)
+    return BadCells(**joined)
 
 
-def order_key(
-    *, step: int, micro_batch: int | None, phase: int, local: bool, skipped: bool
-) -> tuple[bool, int, bool, int, int]:
-    """Return the key by which a lane keeps one cell: the smaller is the earlier.
+def order_key(*, step: int, micro_batch: int | None, phase: int, skipped: bool) -> tuple[bool, int, int, int]:
+    """Return the key by which one lane (and view) keeps one cell: the smaller is the earlier.
 
     An applied value comes before a skipped one, because a search of the loss scale in step 3 must not
-    hide the failure of step 18,003. Inside a step a local value comes before a spread one, and a value
-    with a micro-batch before one without: it says more. Reduction ends a step, so from there on the
-    micro-batch orders nothing.
+    hide the failure of step 18,003. A value with a micro-batch comes before one without: it says more.
+    Reduction ends a step, so from there on the micro-batch orders nothing.
     """
     known = micro_batch is not None and micro_batch >= 0 and phase < Phase.REDUCE
-    return (skipped, step, not local, micro_batch if known and micro_batch is not None else _LAST, phase)
+    return (skipped, step, micro_batch if known and micro_batch is not None else _LAST, phase)
 
 
 def _micro_batch_key(part: BadCells) -> NDArray[np.int32]:
@@ -161,63 +173,71 @@ def _micro_batch_key(part: BadCells) -> NDArray[np.int32]:
 
 
 def earliest_per_lane(part: BadCells) -> BadCells:
-    """Reduce to one cell per lane, the smallest by `order_key`, lanes ascending.
+    """Reduce to the smallest cell by `order_key` per (lane, rank of a layer lane, local or not).
 
     Two passes: the minimum step per lane over all cells, then a sort of what is left, which in a dead
-    run is 1 of 720 cells. Linear in the cells; 11.8 million take about 0.3 s in one call.
+    run is 1 of 720 cells. Linear in the cells; the result is ordered by lane.
     """
     if not len(part):
         return part
-    code, lanes = _lane_codes(part.lane)
+    code, lanes = lane_codes(part.lane)
     count = len(lanes)
-    # One pass for skipped and applied together: an applied cell anywhere outranks every skipped one.
-    key_step = part.step
+    if part.rank is not None:
+        rank_code, ranks = lane_codes(part.rank)
+        pair, code = np.unique(code * len(ranks) + rank_code, return_inverse=True)
+        count = len(pair)
+    code = code * 2 + ~part.local
+    count *= 2
     if part.skipped.any():
         applied = np.zeros(count, dtype=np.bool_)
         applied[code[~part.skipped]] = True
         keep = ~(part.skipped & applied[code])
         part, code = part.take(keep), code[keep]
-        key_step = part.step
     first = np.full(count, np.iinfo(np.int64).max, dtype=np.int64)
-    np.minimum.at(first, code, key_step)
-    at_first = np.flatnonzero(key_step == first[code])
+    np.minimum.at(first, code, part.step)
+    at_first = np.flatnonzero(part.step == first[code])
     part, code = part.take(at_first), code[at_first]
-    order = np.lexsort((part.phase, _micro_batch_key(part), ~part.local, code))
+    # What a cell shows beyond its place (bits, column, value) breaks the last ties: two posts of one
+    # cell must leave the same row whichever comes first.
+    order = np.lexsort((part.value, part.source, part.bits, part.phase, _micro_batch_key(part), code))
     _, starts = np.unique(code[order], return_index=True)
     return part.take(order[starts])
 
 
-def _lane_codes(lane: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[Any]]:
-    """Return a dense code per row and the lanes in ascending order of code."""
-    if lane.dtype.kind == "i":
+def lane_codes(lane: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    """Return a dense code per row, and the lanes in ascending order of their code (str: sorted)."""
+    if lane.dtype.kind in "iu":
+        if not lane.shape[0]:
+            return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)
         low, high = int(lane.min()), int(lane.max())
         if high - low < 4 * lane.shape[0] + 65_536:  # dense numbers: a table beats a sort
             table = np.zeros(high - low + 1, dtype=np.bool_)
             table[lane - low] = True
             lanes = np.flatnonzero(table) + low
+            if len(lanes) == len(table):
+                return (lane - low).astype(np.intp), lanes.astype(np.int32)
             position = np.cumsum(table) - 1
             return position[lane - low].astype(np.intp), lanes.astype(np.int32)
         found, code = np.unique(lane, return_inverse=True)
-        return code.astype(np.intp), found
+        return code.astype(np.intp), found.astype(np.int32)
     names = sorted(set(lane.tolist()), key=str)
     index = {name: i for i, name in enumerate(names)}
-    return np.fromiter((index[x] for x in lane.tolist()), dtype=np.intp, count=lane.shape[0]), np.array(
-        names, dtype=object
-    )
+    codes = (index[name] for name in lane.tolist())
+    return np.fromiter(codes, dtype=np.intp, count=lane.shape[0]), np.array(names, dtype=object)
 
 
 class LaneMinima:
-    """The first bad cell of every lane, kept up to date frame by frame: what the database keeps.
+    """The first bad cells of every lane, kept up to date frame by frame: what the database keeps.
 
     The result does not depend on the order of `update` calls.
     """
 
     def __init__(self, rows: BadCells | None = None) -> None:
-        """Begin with `rows` (one per lane) or with none."""
+        """Begin with `rows` or with none."""
         self.rows = earliest_per_lane(rows) if rows is not None else no_cells()
 
     def update(self, part: BadCells) -> None:
-        """Take in bad cells of one frame or event; linear in their number plus the lanes kept."""
+        """Take in bad cells of one frame or event; linear in their number plus the rows kept."""
         if len(part):
             self.rows = earliest_per_lane(concat([self.rows, earliest_per_lane(part)]))
 
@@ -354,7 +374,8 @@ def _tie_reason(ranks: NDArray[np.int64], topology: Topology | None, phase: Phas
         return f"{len(ranks)} equal cells {where}; no topology was reported"
     cells_of, kinds = topology.exchange_cells(ranks)
     if len(cells_of) == 1:
-        return f"ranks {fold_ranks(ranks)} exchange values {where} ({' and '.join(kinds)} group): one cell"
+        named = fold_ranks(ranks.tolist())
+        return f"ranks {named} exchange values {where} ({' and '.join(kinds)} group): one cell"
     return f"{len(cells_of)} equal cells {where}"
 
 

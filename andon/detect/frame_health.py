@@ -4,18 +4,17 @@ Everything works on whole columns; a healthy frame costs one pass per judged col
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from andon.detect.cells import NO_MICRO_BATCH, BadCells, Phase
+from andon.detect.cells import NO_MICRO_BATCH, SOURCES, BadCells, Phase, lane_codes
+from andon.wire import BITS, ORIGIN_BITS, Frame
 
-if TYPE_CHECKING:
-    from andon.wire import Frame
-
-INPUT, FORWARD, LOCAL_GRAD, REDUCED_GRAD, OPTIMIZER, WEIGHT, SKIPPED = 1, 2, 4, 8, 16, 32, 64
-ORIGIN_BITS = INPUT | FORWARD | LOCAL_GRAD  # the only bits that may name a rank
+INPUT, FORWARD, LOCAL_GRAD = BITS["input"], BITS["forward"], BITS["local_grad"]
+REDUCED_GRAD, OPTIMIZER, WEIGHT = BITS["reduced_grad"], BITS["optimizer"], BITS["weight"]
+SKIPPED = BITS["skipped"]
 STATE_BITS = OPTIMIZER | WEIGHT  # weights or moments: a skipped update does not undo them
 BAD_BITS = ORIGIN_BITS | REDUCED_GRAD | STATE_BITS
 
@@ -32,7 +31,6 @@ JUDGED: dict[str, dict[str, tuple[Phase, Phase]]] = {
 }
 STATE_COLUMNS = frozenset({"weight_norm"})  # nonfinite here is a nonfinite weight
 _NEVER_LOCAL = frozenset({"weight_norm", "update_ratio"})
-_LOCAL_BY_DEFAULT = frozenset({"loss", "nonfinite"})
 
 # Phase of the lowest set bit, for every value of the seven bits; −1 where none says anything.
 _BIT_PHASES = {
@@ -66,9 +64,9 @@ class Axes:
     regular: bool
 
 
-def axes(frame: "Frame") -> Axes:
+def axes(frame: Frame) -> Axes:
     """Return the step and lane axes of a frame."""
-    step = np.asarray(frame.step, dtype=np.int64)
+    step = frame.step
     lane, lanes = _lane_codes(frame.lane)
     n, width = step.shape[0], len(lanes)
     if n and n % width == 0:
@@ -85,27 +83,12 @@ def axes(frame: "Frame") -> Axes:
     return Axes(steps, lanes, row.astype(np.intp), lane, False)
 
 
-def _lane_codes(lane: Any) -> tuple[NDArray[np.intp], NDArray[Any]]:
-    if isinstance(lane, np.ndarray) and lane.dtype.kind in "iu":
-        if not lane.shape[0]:
-            return np.empty(0, dtype=np.intp), np.empty(0, dtype=np.int32)
-        low, high = int(lane.min()), int(lane.max())
-        if high - low < 4 * lane.shape[0] + 65_536:  # dense numbers: a table beats a sort
-            present = np.zeros(high - low + 1, dtype=np.bool_)
-            present[lane - low] = True
-            lanes = np.flatnonzero(present) + low
-            if len(lanes) == len(present):
-                return (lane - low).astype(np.intp), lanes.astype(np.int32)
-            position = np.cumsum(present) - 1
-            return position[lane - low].astype(np.intp), lanes.astype(np.int32)
-        lanes, code = np.unique(lane, return_inverse=True)
-        return code.astype(np.intp), lanes.astype(np.int32)
-    names = lane.tolist() if isinstance(lane, np.ndarray) else list(lane)
+def _lane_codes(lane: NDArray[np.int32] | list[str]) -> tuple[NDArray[np.intp], NDArray[Any]]:
+    if isinstance(lane, np.ndarray):
+        return lane_codes(lane)
     index: dict[str, int] = {}
-    code = np.fromiter(
-        (index.setdefault(name, len(index)) for name in names), dtype=np.intp, count=len(names)
-    )
-    return code, np.array(list(index), dtype=object)
+    codes = (index.setdefault(name, len(index)) for name in lane)
+    return np.fromiter(codes, dtype=np.intp, count=len(lane)), np.array(list(index), dtype=object)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -118,6 +101,7 @@ class RowHealth:
         phase: int8[n], meaningful where bad.
         state: bool[n], weights or optimizer moments are nonfinite.
         skipped: bool[n], some rank says that this row's step was not applied (ranks skip together).
+        bits: int16[n], the bit sets; source: int8[n], which of `SOURCES` decided the phase.
         columns: judged columns with at least one nonfinite value, with how many.
         healthy: no row is bad.
     """
@@ -128,84 +112,68 @@ class RowHealth:
     phase: NDArray[np.int8]
     state: NDArray[np.bool_]
     skipped: NDArray[np.bool_]
+    bits: NDArray[np.int16]
+    source: NDArray[np.int8]
     columns: dict[str, int]
     healthy: bool
 
 
-def nonfinite_rows(column: NDArray[Any]) -> NDArray[np.bool_] | None:
-    """Return where a metric is NaN or ±Inf, or None when nowhere. A masked value is not measured."""
-    values = np.ma.getdata(column)
-    if values.dtype.kind != "f":
+def nonfinite_rows(frame: Frame, name: str) -> NDArray[np.bool_] | None:
+    """Return where a metric was measured as NaN or ±Inf, or None when nowhere or no such metric."""
+    values = frame.metrics.get(name)
+    if values is None or values.dtype.kind != "f" or np.isfinite(values).all():
         return None
-    finite = np.isfinite(values)
-    if finite.all():
-        return None
-    mask = np.ma.getmask(column)
-    bad: NDArray[np.bool_] = ~finite if mask is np.ma.nomask else ~finite & ~mask
+    bad = frame.nonfinite(name)
     return bad if bad.any() else None
 
 
-def bit_sets(column: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the `nonfinite` column as bit sets 0 … 127, 0 where not measured or unreadable.
-
-    A boolean column says that something was nonfinite and not in which phase: forward, as for a loss.
-    """
-    values = np.ma.getdata(column)
-    if values.dtype.kind == "b":
-        bits = values.astype(np.int64) * FORWARD
-    elif values.dtype.kind == "f":
-        known = np.isfinite(values) & (values >= 0) & (values < 128)
-        bits = np.where(known, values, 0).astype(np.int64)
-    else:
-        bits = np.where(values >= 0, values, 0).astype(np.int64) & 127
-    mask = np.ma.getmask(column)
-    return bits if mask is np.ma.nomask else np.where(mask, 0, bits)
+def bit_sets(frame: Frame) -> NDArray[np.int64] | None:
+    """Return the `nonfinite` column as bit sets 0 … 127, or None when no bit is set anywhere."""
+    values = frame.metrics.get("nonfinite")
+    if values is None or values.dtype.kind not in "iu" or not values.any():
+        return None
+    return values.astype(np.int64) & 127
 
 
-def is_local(frame: "Frame", column: str) -> bool:
-    """Return whether values of `column` were computed by one rank before any collective."""
-    if column in _NEVER_LOCAL:
-        return False
-    default = "local" if column in _LOCAL_BY_DEFAULT else "reduced"
-    return bool(frame.views.get(column, default) == "local")
+def is_local(frame: Frame, name: str) -> bool:
+    """Return whether values of a metric were computed by one rank before any collective."""
+    return name not in _NEVER_LOCAL and frame.view_of(name) == "local"
 
 
-def row_health(frame: "Frame") -> RowHealth:
+def row_health(frame: Frame) -> RowHealth:
     """Judge every row of a frame.
 
     Where a row has a bit set, the phase is read from it and only bits 1, 2, 4 of a local column make
     the row an origin; without bits the columns decide.
     """
-    n = int(np.asarray(frame.step).shape[0])
+    n = frame.rows
     where = axes(frame)
     false = np.zeros(n, dtype=np.bool_)
     columns: dict[str, int] = {}
-    found: list[tuple[NDArray[np.bool_], Phase, bool]] = []
+    found: list[tuple[NDArray[np.bool_], Phase, bool, int]] = []
     state = false
     for name, (local_phase, shared_phase) in JUDGED.get(frame.stream, {}).items():
-        column = frame.metrics.get(name)
-        rows = None if column is None else nonfinite_rows(column)
+        rows = nonfinite_rows(frame, name)
         if rows is None:
             continue
         columns[name] = int(rows.sum())
         local = is_local(frame, name)
-        found.append((rows, local_phase if local else shared_phase, local))
+        found.append((rows, local_phase if local else shared_phase, local, SOURCES.index(name)))
         if name in STATE_COLUMNS:
             state = state | rows
-    bits: NDArray[np.int64] | None = None
-    if "nonfinite" in frame.metrics and frame.stream in ("rank", "layer"):
-        bits = bit_sets(frame.metrics["nonfinite"])
-        if not bits.any():
-            bits = None
+    bits = bit_sets(frame) if frame.stream in ("rank", "layer") else None
     if not found and bits is None:
-        return RowHealth(where, false, false, np.zeros(n, np.int8), false, false, {}, True)
+        none = np.zeros(n, np.int8)
+        return RowHealth(where, false, false, none, false, false, none.astype(np.int16), none, {}, True)
 
     bad, local_rows, phase = false.copy(), false.copy(), np.full(n, Phase.OPTIMIZER, dtype=np.int8)
-    for rows, column_phase, local in sorted(found, key=lambda item: (not item[2], item[1])):
+    source = np.zeros(n, dtype=np.int8)
+    for rows, column_phase, local, index in sorted(found, key=lambda item: (not item[2], item[1], item[3])):
         # Local columns first, earliest phase first: what came earlier in this order stands.
         fresh = rows & ~bad
         bad |= fresh
         phase[fresh] = column_phase
+        source[fresh] = index
         if local:
             local_rows |= fresh
     skipped = false
@@ -215,6 +183,7 @@ def row_health(frame: "Frame") -> RowHealth:
             columns["nonfinite"] = int(told.sum())
             bad |= told
             phase[told] = BIT_PHASE[bits[told]]
+            source[told] = SOURCES.index("nonfinite")
             local_rows = np.where(
                 told, ((bits & ORIGIN_BITS) != 0) & is_local(frame, "nonfinite"), local_rows
             )
@@ -224,26 +193,36 @@ def row_health(frame: "Frame") -> RowHealth:
             skipped_step = np.zeros(len(where.steps), dtype=np.bool_)
             skipped_step[where.row[skip_rows]] = True
             skipped = skipped_step[where.row]
-    return RowHealth(where, bad, local_rows, phase, state, skipped, columns, not bad.any())
+    shown = np.zeros(n, dtype=np.int16) if bits is None else bits.astype(np.int16)
+    return RowHealth(
+        where, bad, local_rows, phase, state, skipped, shown, source, columns, healthy=not bad.any()
+    )
 
 
-def cells_of(frame: "Frame", health: RowHealth) -> BadCells:
+def cells_of(frame: Frame, health: RowHealth) -> BadCells:
     """Return the bad rows of a frame as cells."""
     at = np.flatnonzero(health.bad)
-    micro_batch = frame.micro_batch
-    if micro_batch is None:
-        batches = np.full(len(at), NO_MICRO_BATCH, dtype=np.int32)
-    else:
-        chosen = np.asarray(np.ma.getdata(micro_batch))[at].astype(np.int32)
-        mask = np.ma.getmaskarray(micro_batch)[at]
-        batches = np.where(mask | (chosen < 0), NO_MICRO_BATCH, chosen).astype(np.int32)
-    rank = getattr(frame, "rank", None)
+    batches = np.full(len(at), NO_MICRO_BATCH, dtype=np.int32)
+    if frame.micro_batch is not None:
+        batches[:] = frame.micro_batch[at]
+    source = health.source[at]
+    value = np.zeros(len(at), dtype=np.int8)
+    for name in health.columns.keys() - {"nonfinite"}:
+        # Where bits decided the phase, the column beside them still says which value it was.
+        seen = frame.metrics[name][at].astype(np.float64)
+        kind = np.select([np.isnan(seen), seen == np.inf, seen == -np.inf], [1, 2, 3])
+        kind[~frame.nonfinite(name)[at]] = 0
+        mine = (source == SOURCES.index(name)) | ((source == 0) & (value == 0))
+        value[mine] = kind[mine]
     return BadCells(
-        step=np.asarray(frame.step, dtype=np.int64)[at],
+        step=frame.step[at],
         lane=health.axes.lanes[health.axes.column[at]],
         micro_batch=batches,
         phase=health.phase[at],
         local=health.local[at],
         skipped=health.skipped[at] & ~health.state[at],
-        rank=None if rank is None else np.asarray(np.ma.getdata(rank))[at].astype(np.int32),
+        bits=health.bits[at],
+        source=source,
+        value=value,
+        rank=None if frame.rank is None else frame.rank[at].astype(np.int32),
     )

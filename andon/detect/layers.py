@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -10,9 +10,7 @@ from andon.detect.finding import Finding, Number
 from andon.detect.frame_health import axes, is_local
 from andon.detect.spike import RobustBaseline
 from andon.policy import LayerRules, SpikeRules
-
-if TYPE_CHECKING:
-    from andon.wire import Frame
+from andon.wire import Frame
 
 DETECTOR = "layers"
 VERSION = 1
@@ -43,7 +41,7 @@ class LayerWatch:
         self._zero_since: dict[Lane, int] = {}
         self._dead: set[Lane] = set()
 
-    def update(self, frame: "Frame") -> list[Finding]:
+    def update(self, frame: Frame) -> list[Finding]:
         """Take in a layer frame; other streams give nothing. Steps must come in order of training."""
         if frame.stream != "layer":
             return []
@@ -53,10 +51,10 @@ class LayerWatch:
         grids: dict[str, Any] = {}
         for metric in METRICS:
             column = frame.metrics.get(metric)
-            if column is None or np.ma.getdata(column).dtype.kind not in "fiu":
+            if column is None or column.dtype.kind not in "fiu":
                 continue
-            values = np.ma.getdata(column).astype(np.float64)
-            usable = np.isfinite(values) & ~np.ma.getmaskarray(column)
+            values = column.astype(np.float64)
+            usable = np.isfinite(values) & frame.measured(metric)
             grid = np.full((len(where.steps), len(lanes)), -np.inf)
             np.maximum.at(grid, (where.row[usable], where.column[usable]), values[usable])
             grids[metric] = grid

@@ -6,19 +6,17 @@ Skipped updates need memory and are judged by `SkipCounter`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from andon.detect.cells import NO_LANE, BadCells, Phase, cells, no_cells
+from andon.detect.cells import NO_LANE, SOURCES, VALUES, BadCells, Phase, cells, no_cells
 from andon.detect.finding import Finding, Number, Severity, View
 from andon.detect.frame_health import (
     BAD_BITS,
     BIT_PHASE,
-    FORWARD,
     JUDGED,
-    ORIGIN_BITS,
     SKIPPED,
     STATE_BITS,
     RowHealth,
@@ -30,9 +28,7 @@ from andon.detect.frame_health import (
 )
 from andon.detect.skips import SkipClass, SkipCounter, StepSeen
 from andon.policy import Policy
-
-if TYPE_CHECKING:
-    from andon.wire import Event, Frame
+from andon.wire import ORIGIN_BITS, Event, Frame
 
 __all__ = [
     "SkipCounter",
@@ -75,7 +71,7 @@ class _Step:
         return bool(self.values) or bool(self.bits & BAD_BITS)
 
 
-def _nonfinite_flags(event: "Event") -> dict[str, str]:
+def _nonfinite_flags(event: Event) -> dict[str, str]:
     found: dict[str, str] = {}
     for path, flag in event.flags.items():
         if flag in _FLAG_TEXT:
@@ -83,47 +79,41 @@ def _nonfinite_flags(event: "Event") -> dict[str, str]:
     return found
 
 
-def _bits(value: Any) -> int:
-    if value is True:
-        return FORWARD  # something was nonfinite, and not said where: as for a loss
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        return 0
-    return value & 127
-
-
-def _read(event: "Event") -> _Step:
+def _read(event: Event) -> _Step:
     flags = _nonfinite_flags(event)
-    bits = _bits(event.data.get("nonfinite"))
+    bits = event.data.get("nonfinite") if event.type == "step" else 0
+    bits = bits if isinstance(bits, int) else 0
     judged: dict[str, str] = {name: flags.pop(name) for name in ("loss", "grad_norm") if name in flags}
-    local_loss = event.view == "local" and event.rank is not None
-    # `grad_norm` is reduced unless the event itself says otherwise.
-    local_grad = event.data.get("view") == "local" and event.rank is not None
     phase: Phase | None = None
     local = False
     if bits & BAD_BITS:
-        phase = Phase(int(BIT_PHASE[bits]))
-        local = bool(bits & ORIGIN_BITS) and local_loss
+        phase = Phase(int(BIT_PHASE[bits & 127]))
+        local = _is_local(event, "nonfinite") and bool(bits & ORIGIN_BITS)
     elif judged:
         seen = []
         if "loss" in judged:
-            seen.append((not local_loss, Phase.FORWARD))
+            seen.append((not _is_local(event, "loss"), Phase.FORWARD))
         if "grad_norm" in judged:
-            seen.append((not local_grad, Phase.BACKWARD if local_grad else Phase.REDUCE))
+            local_norm = _is_local(event, "grad_norm")
+            seen.append((not local_norm, Phase.BACKWARD if local_norm else Phase.REDUCE))
         spread, phase = min(seen)
         local = not spread
-    skipped = event.data.get("skipped") in (True, 1) or bool(bits & SKIPPED)
+    skipped = event.data.get("skipped") is True or bool(bits & SKIPPED)
     return _Step(judged, flags, bits, skipped, phase, local)
 
 
-def _lanes(event: "Event") -> tuple[int, ...]:
+def _is_local(event: Event, metric: str) -> bool:
+    """A value without one rank that speaks is nobody's, whatever view it claims."""
+    return event.rank is not None and event.view_of(metric) == "local"
+
+
+def _lanes(event: Event) -> tuple[int, ...]:
     if event.rank is not None:
         return (event.rank,)
     return tuple(event.ranks or ())[:MAX_NAMED_LANES]
 
 
-def judge_event(event: "Event", policy: Policy, *, backfill: bool = False) -> list[Finding]:
+def judge_event(event: Event, policy: Policy, *, backfill: bool = False) -> list[Finding]:
     """Judge the nonfinite values of one event, without memory.
 
     A nonfinite train loss, gradient norm or bit set that was applied, or does not say, is a halt; so are
@@ -167,7 +157,7 @@ def judge_event(event: "Event", policy: Policy, *, backfill: bool = False) -> li
     return findings
 
 
-def _applied(event: "Event", step: _Step, *, state: bool, backfill: bool) -> Finding:
+def _applied(event: Event, step: _Step, *, state: bool, backfill: bool) -> Finding:
     numbers: dict[str, Number] = dict(step.values)
     if step.bits:
         numbers["bits"] = step.bits
@@ -207,7 +197,7 @@ def _applied(event: "Event", step: _Step, *, state: bool, backfill: bool) -> Fin
     )
 
 
-def event_cells(event: "Event") -> BadCells:
+def event_cells(event: Event) -> BadCells:
     """Return the bad cells of a `step` event: one per rank it names, or one without a lane.
 
     Skipped ones are included and marked. An event without a step gives none.
@@ -220,16 +210,21 @@ def event_cells(event: "Event") -> BadCells:
     lanes = [event.rank] if event.rank is not None else list(event.ranks or (NO_LANE,))
     n = len(lanes)
     skipped = step.skipped and not step.bits & STATE_BITS
+    flag = next(iter(step.values.values()), "")
+    source = "nonfinite" if step.bits & BAD_BITS else next(iter(step.values), "nonfinite")
     return cells(
         step=[event.step] * n,
         lane=np.asarray(lanes, dtype=np.int32),
         phase=[step.phase] * n,
         local=[step.local] * n,
         skipped=[skipped] * n,
+        bits=[step.bits] * n,
+        source=[SOURCES.index(source)] * n,
+        value=[VALUES.index(flag)] * n,
     )
 
 
-def seen_in_event(event: "Event") -> StepSeen | None:
+def seen_in_event(event: Event) -> StepSeen | None:
     """Return what `SkipCounter` needs of an event, None when it is no step."""
     if event.type not in ("step", "skip") or event.step is None:
         return None
@@ -260,13 +255,13 @@ def _skip_class(*, loss: bool, gradient: bool, bits: int) -> SkipClass:
     return SkipClass.NOT_SAID
 
 
-def bad_cells(frame: "Frame", health: RowHealth | None = None) -> BadCells:
+def bad_cells(frame: Frame, health: RowHealth | None = None) -> BadCells:
     """Return every bad cell of a frame; pass `health` when `row_health(frame)` is already known."""
     return cells_of(frame, row_health(frame) if health is None else health)
 
 
 def state_plane(
-    frame: "Frame", health: RowHealth | None = None, *, poisoned_after: int | None = None
+    frame: Frame, health: RowHealth | None = None, *, poisoned_after: int | None = None
 ) -> NDArray[np.uint8]:
     """Return the state code of every cell of a frame.
 
@@ -330,7 +325,7 @@ def combine_planes(
     return steps, lanes, plane
 
 
-def seen_in_frame(frame: "Frame", health: RowHealth | None = None) -> list[StepSeen]:
+def seen_in_frame(frame: Frame, health: RowHealth | None = None) -> list[StepSeen]:
     """Return what `SkipCounter` needs of a rank frame: its skipped steps, and its applied ones."""
     if frame.stream != "rank":
         return []
@@ -362,7 +357,7 @@ def seen_in_frame(frame: "Frame", health: RowHealth | None = None) -> list[StepS
 
 
 def judge_frame(
-    frame: "Frame", policy: Policy, *, backfill: bool = False, health: RowHealth | None = None
+    frame: Frame, policy: Policy, *, backfill: bool = False, health: RowHealth | None = None
 ) -> list[Finding]:
     """Judge a frame as `judge_event` judges an event: at most one finding per kind and column.
 
@@ -413,8 +408,8 @@ def judge_frame(
             )
         )
     judged = {*JUDGED.get(frame.stream, {}), "nonfinite"} if frame.stream != "node" else set()
-    for name, column in frame.metrics.items():
-        rows_or_none = None if name in judged else nonfinite_rows(column)
+    for name in frame.metrics:
+        rows_or_none = None if name in judged else nonfinite_rows(frame, name)
         if rows_or_none is None:
             continue
         at = np.flatnonzero(rows_or_none)

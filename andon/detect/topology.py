@@ -1,48 +1,17 @@
 """Which ranks exchange values with which, and in which pipeline stage a rank stands."""
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_RANKS = 1 << 20  # a range from a stranger must not allocate the machine away
+from andon.wire_values import parse_ranks
+
 EXCHANGE = {"tp": "tensor", "cp": "context", "ep": "expert"}  # these exchange values inside a phase
 
-_RANGE = re.compile(r"^\s*(\d{1,7})\s*(?:-\s*(\d{1,7})\s*)?$")
 
-
-def parse_ranks(text: str) -> list[int]:
-    """Read a rank set such as "0-3,6".
-
-    Raises:
-        ValueError: a piece is no number or range, or names more than 2^20 ranks.
-    """
-    ranks: list[int] = []
-    for piece in text.split(","):
-        match = _RANGE.match(piece)
-        if match is None:
-            raise ValueError(f"rank set {text!r}: {piece!r} is neither a number nor a range")
-        first = int(match[1])
-        last = int(match[2]) if match[2] is not None else first
-        if last < first or last - first >= MAX_RANKS or len(ranks) + last - first >= MAX_RANKS:
-            raise ValueError(f"rank set {text!r}: {piece!r} runs backwards or names too many ranks")
-        ranks.extend(range(first, last + 1))
-    return ranks
-
-
-def fold_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks as ranges: [0, 1, 2, 6] → "0-2, 6"."""
-    ordered = sorted({int(rank) for rank in ranks})
-    pieces: list[str] = []
-    start = 0
-    for end in range(len(ordered)):
-        if end + 1 == len(ordered) or ordered[end + 1] != ordered[end] + 1:
-            first, last = ordered[start], ordered[end]
-            pieces.append(f"{first}" if first == last else f"{first}-{last}")
-            start = end + 1
-    return ", ".join(pieces)
+_Table = tuple[NDArray[np.int64], NDArray[np.int32]]
 
 
 class Topology:
@@ -56,31 +25,30 @@ class Topology:
 
     @classmethod
     def from_groups(cls, document: Mapping[str, Any]) -> "Topology":
-        """Read the `groups` of an `attempt.launched` event.
+        """Read the `groups` of an `attempt.launched` event, as sent or as decoded.
 
         A group is a list of ranks or a rank set ("0-3,6"); one flat list of ranks is one group.
 
         Raises:
-            ValueError: a group is neither, or names a rank outside 0 … 2^20 − 1.
+            ValueError: a group is neither, or names what is no rank.
         """
         groups: dict[str, list[list[int]]] = {}
-        for kind, listed in document.items():
-            if isinstance(listed, str):
-                listed = [listed]  # noqa: PLW2901
-            if not isinstance(listed, list | tuple):
-                raise ValueError(f"groups.{kind}: expected a list of groups, got {type(listed).__name__}")
-            if listed and all(isinstance(rank, int) for rank in listed):
-                listed = [listed]  # noqa: PLW2901
-            groups[kind] = [_group(kind, index, group) for index, group in enumerate(listed)]
+        for kind, value in document.items():
+            many = isinstance(value, list) and any(isinstance(item, list | str) for item in value)
+            try:
+                groups[kind] = [list(parse_ranks(group)) for group in (value if many else [value])]
+            except ValueError as error:
+                raise ValueError(f"groups.{kind}: {error}") from error
         return cls(groups)
 
-    def _table(self, kind: str, *, stage: bool) -> NDArray[np.int32]:
-        listed = self.groups.get(kind, [])
-        size = max((max(group) for group in listed if group), default=-1) + 1
-        table = np.full(size, -1, dtype=np.int32)
-        for index, group in enumerate(listed):
-            table[group] = np.arange(len(group)) if stage else index
-        return table
+    def _table(self, kind: str, *, stage: bool) -> _Table:
+        """Sorted ranks with a value each: a rank number from outside must size no array."""
+        value: dict[int, int] = {}
+        for index, group in enumerate(self.groups.get(kind, [])):
+            for position, rank in enumerate(group):
+                value[rank] = position if stage else index
+        ranks = np.array(sorted(value), dtype=np.int64)
+        return ranks, np.array([value[rank] for rank in ranks.tolist()], dtype=np.int32)
 
     def stages(self, ranks: NDArray[np.int64]) -> NDArray[np.int32]:
         """Return the pipeline stage per rank, −1 where no pipeline group names it."""
@@ -114,19 +82,11 @@ class Topology:
         return [ranks[label == value] for value in np.unique(label)], kinds
 
 
-def _look_up(table: NDArray[np.int32], ranks: NDArray[np.int64]) -> NDArray[np.int32]:
+def _look_up(table: _Table, ranks: NDArray[np.int64]) -> NDArray[np.int32]:
+    known, value = table
     found = np.full(len(ranks), -1, dtype=np.int32)
-    inside = (ranks >= 0) & (ranks < len(table))
-    found[inside] = table[ranks[inside]]
+    if len(known):
+        at = np.minimum(np.searchsorted(known, ranks), len(known) - 1)
+        inside = known[at] == ranks
+        found[inside] = value[at[inside]]
     return found
-
-
-def _group(kind: str, index: int, group: Any) -> list[int]:
-    if isinstance(group, str):
-        return parse_ranks(group)
-    if not isinstance(group, list | tuple):
-        raise ValueError(f"groups.{kind}[{index}]: expected ranks, got {type(group).__name__}")
-    for rank in group:
-        if not isinstance(rank, int) or isinstance(rank, bool) or not 0 <= rank < MAX_RANKS:
-            raise ValueError(f"groups.{kind}[{index}]: {rank!r} is no rank")
-    return list(group)
