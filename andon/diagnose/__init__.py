@@ -1,0 +1,1 @@
+"""From findings to a first diagnosis: symptom class, leading failure family, default plan."""
