@@ -4,12 +4,10 @@
 Skipped updates need memory and are judged by `SkipCounter`.
 """
 
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from andon.detect.cells import NO_LANE, SOURCES, VALUES, BadCells, Phase, cells, no_cells
 from andon.detect.finding import Finding, Number, Severity, View
@@ -26,6 +24,7 @@ from andon.detect.frame_health import (
     nonfinite_rows,
     row_health,
 )
+from andon.detect.planes import coarsen, combine_planes, state_plane
 from andon.detect.skips import SkipClass, SkipCounter, StepSeen
 from andon.policy import Policy
 from andon.wire import ORIGIN_BITS, Event, Frame
@@ -35,6 +34,7 @@ __all__ = [
     "StepSeen",
     "axes",
     "bad_cells",
+    "coarsen",
     "combine_planes",
     "event_cells",
     "judge_event",
@@ -50,7 +50,7 @@ VERSION = 1
 RULE = "nonfinite"
 MAX_NAMED_LANES = 4096  # a finding names at most this many lanes; the count stands in its numbers
 
-OUTSIDE, HEALTHY, HELD, MISSING, SPREAD, STRAGGLER, SPIKE, NO_PROGRESS, CHECKSUM, NONFINITE = range(10)
+_SKIP_REASON = re.compile(r"\b(non-?finite|overflow|nan|inf)\b", re.IGNORECASE)
 
 _FLAG_TEXT = {"nan": "NaN", "+inf": "+Inf", "-inf": "-Inf"}
 
@@ -81,13 +81,13 @@ def _nonfinite_flags(event: Event) -> dict[str, str]:
 
 def _read(event: Event) -> _Step:
     flags = _nonfinite_flags(event)
-    bits = event.data.get("nonfinite") if event.type == "step" else 0
-    bits = bits if isinstance(bits, int) else 0
+    said = event.data.get("nonfinite") if event.type in ("step", "skip") else 0
+    bits = said & 127 if type(said) is int and said > 0 else 0
     judged: dict[str, str] = {name: flags.pop(name) for name in ("loss", "grad_norm") if name in flags}
     phase: Phase | None = None
     local = False
     if bits & BAD_BITS:
-        phase = Phase(int(BIT_PHASE[bits & 127]))
+        phase = Phase(int(BIT_PHASE[bits]))
         local = _is_local(event, "nonfinite") and bool(bits & ORIGIN_BITS)
     elif judged:
         seen = []
@@ -230,18 +230,20 @@ def seen_in_event(event: Event) -> StepSeen | None:
         return None
     step = _read(event)
     skipped = step.skipped
+    what = _skip_class(loss="loss" in step.values, gradient="grad_norm" in step.values, bits=step.bits)
     if event.type == "skip":
         # A skip for another reason, such as a declared data window, is no nonfinite step.
-        reason = str(event.data.get("reason", "")).lower()
-        skipped = step.bad or any(word in reason for word in ("nonfinite", "overflow", "nan", "inf"))
-        if not skipped:
+        if _SKIP_REASON.search(str(event.data.get("reason", ""))):
+            what = max(what, SkipClass.GRADIENT)
+        if what == SkipClass.NOT_SAID:
             return None
+        skipped = True
     scale = event.data.get("loss_scale")
     known = isinstance(scale, int | float) and not isinstance(scale, bool) and scale > 0
     return StepSeen(
         step=event.step,
         skipped=skipped,
-        what=_skip_class(loss="loss" in step.values, gradient="grad_norm" in step.values, bits=step.bits),
+        what=what,
         loss_scale=float(scale) if known and scale is not None else None,  # −1: the logger has none
         ranks=_lanes(event) if step.local else (),
     )
@@ -258,71 +260,6 @@ def _skip_class(*, loss: bool, gradient: bool, bits: int) -> SkipClass:
 def bad_cells(frame: Frame, health: RowHealth | None = None) -> BadCells:
     """Return every bad cell of a frame; pass `health` when `row_health(frame)` is already known."""
     return cells_of(frame, row_health(frame) if health is None else health)
-
-
-def state_plane(
-    frame: Frame, health: RowHealth | None = None, *, poisoned_after: int | None = None
-) -> NDArray[np.uint8]:
-    """Return the state code of every cell of a frame.
-
-    Args:
-        frame: the frame.
-        health: `row_health(frame)` when already known.
-        poisoned_after: first step whose nonfinite update was applied. Later steps ran on nonfinite
-            weights, so their cells followed it and are drawn as spread.
-
-    Returns:
-        uint8[steps × lanes] over `axes(frame)`: 9 nonfinite (local), 4 spread, 1 healthy, 0 outside;
-        where several rows fall on one cell (micro-batches), the worst.
-    """
-    health = row_health(frame) if health is None else health
-    where = health.axes
-    shape = (len(where.steps), len(where.lanes))
-    if health.healthy:
-        code = np.full(len(where.row), HEALTHY, dtype=np.uint8)
-    else:
-        origin = health.local
-        if poisoned_after is not None:
-            origin = origin & (where.steps[where.row] <= poisoned_after)
-        code = np.where(origin, NONFINITE, np.where(health.bad, SPREAD, HEALTHY)).astype(np.uint8)
-    if where.regular:
-        return code.reshape(shape)
-    plane = np.zeros(shape, dtype=np.uint8)
-    if health.healthy:
-        plane[where.row, where.column] = HEALTHY
-    else:
-        np.maximum.at(plane, (where.row, where.column), code)
-    return plane
-
-
-def combine_planes(
-    parts: Iterable[tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8]]],
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.uint8]]:
-    """Lay planes (steps, lanes, codes) over each other; where two meet, the worst state wins.
-
-    Returns:
-        Ascending steps, ascending lanes (str lanes in order of first appearance), uint8[steps × lanes]
-        with 0 where no part says anything.
-    """
-    listed = list(parts)
-    if not listed:
-        return np.empty(0, np.int64), np.empty(0, np.int32), np.zeros((0, 0), np.uint8)
-    steps = np.unique(np.concatenate([part[0] for part in listed]))
-    if all(part[1].dtype.kind == "i" for part in listed):
-        lanes: NDArray[Any] = np.unique(np.concatenate([part[1] for part in listed]))
-        columns = [np.searchsorted(lanes, part[1]) for part in listed]
-    else:
-        index: dict[Any, int] = {}
-        columns = [
-            np.array([index.setdefault(lane, len(index)) for lane in part[1].tolist()], dtype=np.intp)
-            for part in listed
-        ]
-        lanes = np.array(list(index), dtype=object)
-    plane = np.zeros((len(steps), len(lanes)), dtype=np.uint8)
-    for (part_steps, _, codes), column in zip(listed, columns, strict=True):
-        at = np.ix_(np.searchsorted(steps, part_steps), column)
-        plane[at] = np.maximum(plane[at], codes)
-    return steps, lanes, plane
 
 
 def seen_in_frame(frame: Frame, health: RowHealth | None = None) -> list[StepSeen]:
