@@ -1,0 +1,186 @@
+"""The figures of a run: its curves, and the rows that the run and the incident page share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import urlencode
+
+from andon.policy import Policy
+from runs import baseline, formatting, grid, queries
+from runs.models import Checkpoint, Run
+from runs.stack import JSON, Row, Stack, value_axis
+
+MAX_POINTS = 4_000
+WIDE_PX, NARROW_PX = 856, 320  # when the browser did not say how wide the plot is
+MIN_PX, MAX_PX = 200, 1_700
+NARROW_BELOW_PX = 560
+LABEL_EVERY_PX = 30  # rank and node labels are 12 px tall; closer ones are a grey wall
+LABEL_EVERY_MANY_PX = 64
+
+RUN_ROWS = (
+    ("loss", "Loss", "loss", 160),
+    ("grad_norm", "Gradient norm", "grad_norm", 110),
+    ("lr", "Learning rate", "lr", 48),
+    ("loss_scale", "Loss scale", "loss_scale", 48),
+    ("step_time_s", "Step time, s", "step_time_s", 72),
+)
+
+
+def plot_width(asked: str) -> int:
+    """Return the plot's width in pixels from the query, within bounds."""
+    if asked.isdecimal() and len(asked) < 6:
+        return max(MIN_PX, min(MAX_PX, int(asked)))
+    return WIDE_PX
+
+
+def grid_height(ranks: int) -> int:
+    """Return the grid's height in pixels: 240, or 320 above 256 ranks."""
+    return 320 if ranks > 256 else 240
+
+
+def tile_url(path: str, window: grid.Window, width: int, height: int, theme: str, version: str) -> str:
+    """Return the address of a tile; its version makes the answer immutable."""
+    return f"{path}?" + urlencode(
+        {
+            "x0": window.step_first,
+            "x1": window.step_last,
+            "y0": window.rank_first,
+            "y1": window.rank_last,
+            "w": width,
+            "h": height,
+            "theme": theme,
+            "v": version,
+        }
+    )
+
+
+def rank_axis(
+    window: grid.Window, height: int, nodes: Sequence[tuple[str, list[int], list[str]]], strong: Sequence[int]
+) -> JSON:
+    """Return the grid's y axis: nodes (or ranks when unknown) at their middle, few enough to read."""
+    per_rank = height / window.ranks
+    every = LABEL_EVERY_PX if window.ranks <= 256 else LABEL_EVERY_MANY_PX
+    values: list[float] = []
+    texts: list[str] = []
+    last_px = -1e9
+    if nodes:
+        for name, held, _ in nodes:
+            seen = [rank for rank in held if window.rank_first <= rank <= window.rank_last]
+            if not seen:
+                continue
+            middle = (seen[0] + seen[-1]) / 2
+            at_px = (middle - window.rank_first) * per_rank
+            bold = any(rank in seen for rank in strong)
+            if at_px - last_px < every and not bold:
+                continue
+            if at_px - last_px < 13 and values:
+                # The node of the first-bad cell always has its name.
+                values.pop()
+                texts.pop()
+            text = formatting.figure_text(name[:10] if len(name) <= 10 else f"{name[:8]}…")
+            values.append(middle)
+            texts.append(f"<b>{text}</b>" if bold else text)
+            last_px = at_px
+    else:
+        step = max(1, -(-window.ranks * every // height))
+        for rank in range(window.rank_first, window.rank_last + 1, step):
+            values.append(rank)
+            texts.append(f"rank {rank}")
+    return {
+        "range": [window.rank_last + 0.5, window.rank_first - 0.5],
+        "tickmode": "array",
+        "tickvals": values,
+        "ticktext": texts,
+        "ticks": "",
+        "showgrid": False,
+        # Plotly ties an image's axes to square pixels unless told not to.
+        "scaleanchor": False,
+        "constrain": "range",
+        "fixedrange": False,
+    }
+
+
+def add_curve(
+    stack: Stack,
+    row: Row,
+    points: Sequence[queries.Point],
+    words: str,
+    form: str,
+    policy: Policy,
+) -> bool:
+    """Add a curve with its baseline band; return whether the band is there."""
+    shown = [point for point in points if point["step"] >= stack.step_first]
+    banded = False
+    steps_in_view = stack.step_last - stack.step_first
+    if form in {"loss", "grad_norm"} and steps_in_view <= baseline.MAX_STEPS:
+        log = form == "grad_norm"
+        rules = policy.grad_norm if log else policy.spike
+        steps, low, middle, high = baseline.band(points, rules, log=log, step_first=stack.step_first)
+        if steps:
+            stack.band(row, steps, low, high)
+            stack.median(row, steps, middle)
+            banded = True
+    stack.curve(row, shown, words, form)
+    return banded
+
+
+def run_figure(
+    run: Run,
+    attempt: int,
+    step_first: int,
+    step_last: int,
+    policy: Policy,
+    marks: Sequence[tuple[int, str, bool]],
+) -> JSON:
+    """Return the stack of a run: marks, loss, gradient norm, lr, loss scale, step time.
+
+    Rows without a single value are left out and named in `layout.meta.absent`.
+    """
+    names = [name for name, _, _, _ in RUN_ROWS]
+    before = (
+        max(0, step_first - policy.spike.window)
+        if step_last - step_first <= baseline.MAX_STEPS
+        else step_first
+    )
+    found = queries.series(run, attempt, names, before, step_last, MAX_POINTS)
+    have: Mapping[str, list[queries.Point]] = {
+        name: points for name, points in found.items() if any(point["step"] >= step_first for point in points)
+    }
+    rows = [Row("marks", 17, axis={"range": [0, 1], "visible": False})]
+    for name, _, _, height in RUN_ROWS:
+        if name in have:
+            log = name == "lr" or (name == "grad_norm" and _positive(have[name]))
+            rows.append(Row(name, height, above=20, axis=value_axis(type="log" if log else "linear")))
+    if len(rows) == 1:
+        rows.append(Row("loss", 160, above=20, axis=value_axis()))
+    stack = Stack(
+        rows, step_first=step_first, step_last=step_last, key=f"{run.pk}:{attempt}:{step_first}-{step_last}"
+    )
+    stack.marks(stack.rows["marks"], marks, WIDE_PX)
+    captions = {}
+    for name, words, form, _ in RUN_ROWS:
+        if name in have:
+            banded = add_curve(stack, stack.rows[name], have[name], words, form, policy)
+            captions[name] = f"{words}{', band is median ± 6 σ of 200 steps' if banded else ''}"
+    figure = stack.figure()
+    figure["layout"]["meta"]["captions"] = captions
+    figure["layout"]["meta"]["absent"] = [words for name, words, _, _ in RUN_ROWS if name not in have]
+    return figure
+
+
+def _positive(points: Sequence[queries.Point]) -> bool:
+    """Return whether a log axis can show every finite value: a gradient norm of 0 is a real signal."""
+    return all(point["value"] is None or point["value"] > 0 for point in points)
+
+
+def checkpoint_marks(run: Run, attempt: int, step_first: int, step_last: int) -> list[tuple[int, str, bool]]:
+    """Return the marks of checkpoints in view: the word says verified, not verified or bad."""
+    words: Mapping[str, str] = {
+        Checkpoint.State.VERIFIED: "◆ checkpoint {}, verified",
+        Checkpoint.State.COMMITTED: "◇ checkpoint {}, not verified",
+        Checkpoint.State.BAD: "✕ checkpoint {}, bad",
+        Checkpoint.State.DELETED: "checkpoint {}, deleted",
+    }
+    rows: Any = Checkpoint.objects.filter(
+        run=run, attempt=attempt, step__gte=step_first, step__lte=step_last
+    ).values_list("step", "state")
+    return [(step, words[state].format(formatting.count(step)), False) for step, state in rows]

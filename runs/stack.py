@@ -1,0 +1,378 @@
+"""A stack of rows on one step axis as one Plotly figure, laid out in pixels on the server.
+
+One figure and one x axis, so that a zoom is one relayout and the spike line crosses every row.
+Colours are left as `var(--token)`; the page's script puts in the tokens of the theme at draw time.
+Attributes: Plotly figure reference (https://plotly.com/javascript/reference/).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from runs import formatting
+from runs.queries import Point
+
+AXIS_PX = 18  # tick labels under the last row: the figure's bottom margin
+NAN_AT = 0.86  # where nonfinite marks stand on a row's hidden 0..1 axis
+MERGE_PX = 12  # marks closer than this are one mark with a count
+
+JSON = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Row:
+    """One row: its name, height and the free space above it (for a caption), in pixels."""
+
+    name: str
+    height: int
+    above: int = 0
+    axis: JSON = field(default_factory=dict)
+    top: int = 0
+    number: int = 0
+
+    @property
+    def y(self) -> str:
+        """Name of the row's axis in a trace (`y`, `y2`)."""
+        return "y" if self.number == 1 else f"y{self.number}"
+
+
+class Stack:
+    """Rows from top to bottom, with the traces, shapes and annotations that belong to them."""
+
+    def __init__(self, rows: Sequence[Row], *, step_first: int, step_last: int, key: str) -> None:
+        """Lay out `rows`; the x axis runs from half a step before to half a step after."""
+        self.rows = {row.name: row for row in rows}
+        self.step_first, self.step_last = step_first, step_last
+        self.traces: list[JSON] = []
+        self.shapes: list[JSON] = []
+        self.annotations: list[JSON] = []
+        self.overlays: dict[str, JSON] = {}
+        self._key = key
+        top = 0
+        for number, row in enumerate(rows, start=1):
+            row.number = number
+            row.top = top + row.above
+            top = row.top + row.height
+        self.height = top + AXIS_PX
+        self._plot_px = top
+        self._last = rows[-1]
+
+    def domain(self, row: Row) -> list[float]:
+        """Return the row's share of the plot, from its bottom."""
+        return [
+            max(0.0, 1 - (row.top + row.height) / self._plot_px),
+            min(1.0, 1 - row.top / self._plot_px),
+        ]
+
+    def overlay(self, row: Row) -> str:
+        """Return the name of a hidden 0..1 axis over `row`, for marks that have no value."""
+        number = len(self.rows) + row.number
+        self.overlays[f"yaxis{number}"] = {
+            "overlaying": row.y,
+            "range": [0, 1],
+            "visible": False,
+            "fixedrange": True,
+        }
+        return f"y{number}"
+
+    def image(self, row: Row, url: str, *, width: int, height: int, y_first: float, y_last: float) -> None:
+        """Add a tile that fills `row`; the page's script fetches `url` and puts its bytes in.
+
+        Plotly's `x0` is the centre of the first pixel, not its edge.
+        """
+        dx = (self.step_last - self.step_first + 1) / width
+        dy = (y_last - y_first + 1) / height
+        self.traces.append(
+            {
+                "type": "image",
+                "source": "",
+                "meta": {"tile": url},
+                "x0": self.step_first - 0.5 + dx / 2,
+                "dx": dx,
+                "y0": y_first - 0.5 + dy / 2,
+                "dy": dy,
+                "yaxis": row.y,
+                "zsmooth": False,
+                "hoverinfo": "skip",
+            }
+        )
+
+    def curve(self, row: Row, points: Sequence[Point], words: str, form: str) -> None:
+        """Add a line that stops before nonfinite values and marks them at the row's upper edge."""
+        finite = [point["value"] for point in points]
+        self.traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if sum(v is not None for v in finite) > 1 else "markers",
+                "x": [point["step"] for point in points],
+                "y": finite,
+                "yaxis": row.y,
+                "line": {"color": "var(--curve)", "width": 1.4, "simplify": False},
+                "marker": {"color": "var(--curve)", "size": 5},
+                "connectgaps": False,
+                "name": words,
+                "text": [formatting.metric(form, value) for value in finite],
+                "hovertemplate": f"{words} %{{text}}<extra></extra>",
+            }
+        )
+        marks = nonfinite_runs(points)
+        if marks:
+            self.traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers+text",
+                    "x": [step for step, _, _ in marks],
+                    "y": [NAN_AT] * len(marks),
+                    "yaxis": self.overlay(row),
+                    "marker": {"symbol": "triangle-up", "size": 9, "color": "var(--bad)"},
+                    "text": [
+                        f" {word}" + (f" × {number:,}" if number > 1 else "") for _, word, number in marks
+                    ],
+                    "textposition": "middle right",
+                    "textfont": {"color": "var(--bad)", "size": 11},
+                    "cliponaxis": False,
+                    "name": f"{words} nonfinite",
+                    "hovertemplate": f"{words}%{{text}}<extra></extra>",
+                }
+            )
+
+    def band(self, row: Row, steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:
+        """Add the detector's baseline band behind the row's line."""
+        edge = {"width": 0, "color": "var(--band)"}
+        shared = {
+            "type": "scatter",
+            "mode": "lines",
+            "x": list(steps),
+            "yaxis": row.y,
+            "line": edge,
+            "hoverinfo": "skip",
+        }
+        self.traces.append({**shared, "y": list(low)})
+        self.traces.append({**shared, "y": list(high), "fill": "tonexty", "fillcolor": "var(--band)"})
+
+    def median(self, row: Row, steps: Sequence[int], middle: Sequence[float]) -> None:
+        """Add the dashed median of the baseline."""
+        self.traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": list(steps),
+                "y": list(middle),
+                "yaxis": row.y,
+                "line": {"color": "var(--line2)", "width": 1, "dash": "3px,3px"},
+                "hoverinfo": "skip",
+            }
+        )
+
+    def guide(self, step: int) -> None:
+        """Add the thin line at one step through all rows."""
+        if self.step_first <= step <= self.step_last:
+            self.shapes.append(
+                {
+                    "type": "line",
+                    "xref": "x",
+                    "yref": "paper",
+                    "x0": step,
+                    "x1": step,
+                    "y0": 0,
+                    "y1": 1,
+                    "opacity": 0.5,
+                    "line": {"color": "var(--text)", "width": 1},
+                }
+            )
+
+    def ring(self, row: Row, step: int, y: float, *, radius: int = 8) -> None:
+        """Add the ring of a first-bad cell, with a halo so that it shows on every state."""
+        for radius_px, colour, width in ((radius + 2, "var(--surface)", 2), (radius, "var(--text)", 2)):
+            self.shapes.append(
+                {
+                    "type": "circle",
+                    "xref": "x",
+                    "yref": row.y,
+                    "xsizemode": "pixel",
+                    "ysizemode": "pixel",
+                    "xanchor": step,
+                    "yanchor": y,
+                    "x0": -radius_px,
+                    "x1": radius_px,
+                    "y0": -radius_px,
+                    "y1": radius_px,
+                    "line": {"color": colour, "width": width},
+                }
+            )
+
+    def bracket(self, row: Row, step: int, y_first: float, y_last: float) -> None:
+        """Add one bracket beside a column: many tied ranks, or a rank that is not known."""
+        for x0, x1, y0, y1 in (
+            (-7, -7, y_first, y_last),
+            (-7, -2, y_first, y_first),
+            (-7, -2, y_last, y_last),
+        ):
+            self.shapes.append(
+                {
+                    "type": "line",
+                    "xref": "x",
+                    "yref": row.y,
+                    "xsizemode": "pixel",
+                    "xanchor": step,
+                    "x0": x0,
+                    "x1": x1,
+                    "y0": y0,
+                    "y1": y1,
+                    "line": {"color": "var(--text)", "width": 2},
+                }
+            )
+
+    def label(self, row: Row, step: float, y: float, text: str, *, right: bool = False) -> None:
+        """Add a boxed label left (or right) of a cell; the anchor keeps it inside the row."""
+        self.annotations.append(
+            {
+                "xref": "x",
+                "yref": row.y,
+                "x": step,
+                "y": y,
+                "text": text,
+                "showarrow": False,
+                "xanchor": "left" if right else "right",
+                "xshift": 14 if right else -14,
+                "bgcolor": "var(--surface)",
+                "bordercolor": "var(--line2)",
+                "borderpad": 2,
+                "font": {"size": 12, "color": "var(--text)", "weight": 600},
+            }
+        )
+
+    def marks(self, row: Row, marks: Sequence[tuple[int, str, bool]], width_px: int) -> None:
+        """Add the marks lane: (step, words, strong), merged with a count where they would touch.
+
+        A mark's words end at its step, and start after it near the left edge.
+        """
+        per_step = width_px / (self.step_last - self.step_first + 1)
+        placed: list[tuple[int, list[str], bool]] = []
+        for step, words, strong in sorted(marks):
+            if not self.step_first <= step <= self.step_last:
+                continue
+            if placed and not strong and not placed[-1][2] and (step - placed[-1][0]) * per_step < MERGE_PX:
+                placed[-1][1].append(words)
+            else:
+                placed.append((step, [words], strong))
+        taken = -1.0
+        for step, words_of, strong in placed:
+            x_px = (step - self.step_first + 0.5) * per_step
+            text = words_of[0] if len(words_of) == 1 else f"{words_of[0]} and {len(words_of) - 1} more"
+            long = len(text) * 6.2 + 10
+            left = not strong and x_px - long > max(taken, 0.0)
+            # Where the words do not fit, the tick alone stands; the words are in the lists below.
+            fits = left or strong or x_px > taken
+            self.shapes.append(
+                {
+                    "type": "line",
+                    "xref": "x",
+                    "yref": row.y,
+                    "x0": step,
+                    "x1": step,
+                    "y0": 0,
+                    "y1": 1,
+                    "line": {"color": "var(--text)" if strong else "var(--line2)", "width": 1},
+                }
+            )
+            if fits:
+                at_end = x_px > width_px * 0.9
+                right_side = (strong and not at_end) or (not strong and not left)
+                self.annotations.append(
+                    {
+                        "xref": "x",
+                        "yref": row.y,
+                        "x": step,
+                        "y": 0.5,
+                        "text": f"<b>{text}</b>" if strong else text,
+                        "showarrow": False,
+                        "xanchor": "left" if right_side else "right",
+                        "xshift": 3 if right_side else -3,
+                        "font": {"size": 11, "color": "var(--text)" if strong else "var(--text2)"},
+                    }
+                )
+                taken = x_px + (long if right_side else 4)
+
+    def figure(self) -> JSON:
+        """Return `data` and `layout` for Plotly, with the rows' places in `layout.meta`."""
+        layout: JSON = {
+            "template": None,
+            "autosize": True,
+            "height": self.height,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": "var(--sans)", "size": 11, "color": "var(--text2)"},
+            "margin": {"l": "var(--gutter)", "r": 0, "t": 0, "b": AXIS_PX, "pad": 0},
+            "showlegend": False,
+            "hovermode": "x",
+            "hoverdistance": 24,
+            "spikedistance": -1,
+            "dragmode": "zoom",
+            "uirevision": self._key,
+            "separators": ".,",
+            "transition": {"duration": 0},
+            "colorway": ["var(--curve)"],
+            "hoverlabel": {
+                "bgcolor": "var(--surface)",
+                "bordercolor": "var(--line2)",
+                "font": {"size": 12, "color": "var(--text)"},
+            },
+            "shapes": self.shapes,
+            "annotations": self.annotations,
+            "xaxis": {
+                "anchor": self._last.y,
+                "range": [self.step_first - 0.5, self.step_last + 0.5],
+                "tickformat": ",d",
+                "nticks": 8,
+                "ticks": "outside",
+                "ticklen": 3,
+                "tickcolor": "var(--line2)",
+                "showgrid": False,
+                "zeroline": False,
+                "showspikes": True,
+                "spikemode": "across",
+                "spikethickness": 1,
+                "spikedash": "solid",
+                "spikecolor": "var(--text)",
+                "spikesnap": "cursor",
+                "constrain": "range",
+            },
+            "meta": {
+                "rows": {row.name: [row.top, row.height] for row in self.rows.values()},
+                "steps": [self.step_first, self.step_last],
+            },
+        }
+        for row in self.rows.values():
+            layout["yaxis" + ("" if row.number == 1 else str(row.number))] = {
+                "domain": self.domain(row),
+                "fixedrange": True,
+                "nticks": 4,
+                "gridcolor": "var(--sunken)",
+                "zeroline": False,
+                "automargin": False,
+                **row.axis,
+            }
+        layout.update(self.overlays)
+        return {"data": self.traces, "layout": layout}
+
+
+def nonfinite_runs(points: Sequence[Point]) -> list[tuple[int, str, int]]:
+    """Return (first step, word, how many) for each run of nonfinite points of one kind."""
+    found: list[tuple[int, str, int]] = []
+    open_run = False
+    for point in points:
+        word = formatting.nonfinite(point["flag"]) if point["value"] is None else None
+        if word is None:
+            open_run = False
+        elif open_run and found[-1][1] == word:
+            found[-1] = (found[-1][0], word, found[-1][2] + 1)
+        else:
+            found.append((point["step"], word, 1))
+            open_run = True
+    return found
+
+
+def value_axis(title: str = "", **more: Any) -> JSON:
+    """Return the axis of a row of values: few ticks, hairline grid."""
+    return {"showgrid": True, "ticks": "", **({"title": {"text": title}} if title else {}), **more}
