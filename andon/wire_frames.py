@@ -118,7 +118,9 @@ class Frame(msgspec.Struct, kw_only=True):
     def measured(self, metric: str) -> NDArray[np.bool_]:
         """Return, per row, whether the metric has a value (a NaN that was measured is one)."""
         missing = self.missing.get(metric)
-        return np.ones(self.rows, np.bool_) if missing is None else np.logical_not(missing)
+        if missing is None:
+            return np.ones(self.rows, np.bool_)
+        return np.asarray(~missing, np.bool_)
 
     def nonfinite(self, metric: str) -> NDArray[np.bool_]:
         """Return, per row, whether a measured value is NaN or ±Inf; all false for integer columns."""
