@@ -82,7 +82,9 @@ def open_dossier(
         )
 
 
-def note_access(*, dossier: Dossier, person: Person, what: str, object_sha256: str = "", path: str = "") -> None:
+def note_access(
+    *, dossier: Dossier, person: Person, what: str, object_sha256: str = "", path: str = ""
+) -> None:
     """Record that a person took something out of the vault ("downloaded", "exported bag")."""
     with transaction.atomic():
         custody.append(

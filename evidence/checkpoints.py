@@ -76,7 +76,9 @@ def choose(
     ]
     first_bad = None
     if first_bad_step is not None:
-        beyond = [one for one in kept if one.step >= first_bad_step and one.attempt == (attempt or one.attempt)]
+        beyond = [
+            one for one in kept if one.step >= first_bad_step and one.attempt == (attempt or one.attempt)
+        ]
         first_bad = beyond[-1] if beyond else None
     return Choice(
         last_good=best,

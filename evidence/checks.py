@@ -19,13 +19,14 @@ def append_only_triggers_exist(databases: Sequence[str] | None = None, **_: Any)
         with connection.cursor() as cursor:
             for table in (name for name in APPEND_ONLY if name in tables):
                 cursor.execute(
-                    "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled <> 'D'", [table]
+                    "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled <> 'D'",
+                    [table],
                 )
                 there = {row[0] for row in cursor.fetchall()}
                 errors += [
                     Error(
                         f"trigger {trigger} on {table} is missing or disabled in database {alias!r}",
-                        hint="Run `manage.py migrate`; if it was dropped by hand, restore it from evidence/sql.py.",
+                        hint="Run `manage.py migrate`; if dropped by hand, restore it from evidence/sql.py.",
                         id="evidence.E001",
                     )
                     for trigger in TRIGGERS

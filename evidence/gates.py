@@ -194,7 +194,10 @@ def _checkpoints_of_others(run: Run, wanted: set[str]) -> list[str]:
     if not near:
         return []
     rows = (
-        Checkpoint.objects.filter(near).exclude(run=run).exclude(state=Checkpoint.State.DELETED).values_list("uri")
+        Checkpoint.objects.filter(near)
+        .exclude(run=run)
+        .exclude(state=Checkpoint.State.DELETED)
+        .values_list("uri")
     )
     names = []
     for (uri,) in rows:

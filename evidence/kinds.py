@@ -28,7 +28,9 @@ KINDS: dict[str, Kind] = {
     "event_log": Kind(5, "event log"),
 }
 
-CHECKPOINT_KINDS = frozenset({"last_good_checkpoint", "first_bad_checkpoint", "checkpoint_ladder", "halt_snapshot"})
+CHECKPOINT_KINDS = frozenset(
+    {"last_good_checkpoint", "first_bad_checkpoint", "checkpoint_ladder", "halt_snapshot"}
+)
 
 # Names under which trainers and agents offer files of a kind (`artifact.available`, data.kind).
 ARTIFACT_KINDS: dict[str, str] = {

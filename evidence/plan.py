@@ -109,9 +109,7 @@ def reconsider(dossier: Dossier, *, first_bad_step: int | None = None) -> Dossie
         before = dossier.first_bad_step
         dossier.first_bad_step = first_bad_step
         dossier.save(update_fields=["first_bad_step"])
-        custody.append(
-            dossier, "first bad step moved", data={"before": before, "after": first_bad_step}
-        )
+        custody.append(dossier, "first bad step moved", data={"before": before, "after": first_bad_step})
         _reopen_window_records(dossier)
     settle_checkpoints(dossier)
     enqueue(kind=START, key=str(dossier.pk), payload={"dossier": dossier.pk})
@@ -287,7 +285,9 @@ def _describe_first_bad(item: Item, dossier: Dossier, choice: Choice) -> None:
     elif dossier.first_bad_step is None:
         item.state, item.why = Item.State.NOT_APPLICABLE, "no step is known to be bad"
     else:
-        item.why = f"none of step {dossier.first_bad_step} or later is committed; waiting until the run is contained"
+        item.why = (
+            f"none of step {dossier.first_bad_step} or later is committed; waiting until the run is contained"
+        )
 
 
 def _point_at(item: Item, checkpoint: Checkpoint, called: str) -> None:

@@ -115,7 +115,9 @@ def allowed_path(uri: str) -> Path:
     except UnusableUri as error:
         raise SourceError(str(error), permanent=True) from error
     if root_of(path) is None:
-        raise SourceError(f"{uri}: is under none of ANDON_SOURCE_ROOTS, this server may not read it", permanent=True)
+        raise SourceError(
+            f"{uri}: is under none of ANDON_SOURCE_ROOTS, this server may not read it", permanent=True
+        )
     return Path(os.path.realpath(path))
 
 
@@ -178,7 +180,9 @@ def list_files(uri: str) -> list[str]:
     path = allowed_path(uri)
     if path.is_dir():
         return sorted(
-            str(file.relative_to(path)) for file in path.rglob("*") if file.is_file() and not file.is_symlink()
+            str(file.relative_to(path))
+            for file in path.rglob("*")
+            if file.is_file() and not file.is_symlink()
         )
     if not path.exists():
         raise SourceError(f"{uri}: is not there", permanent=True)
@@ -189,7 +193,9 @@ def _s3_paths(uri: str) -> Iterator[str]:
     bucket, prefix = s3_place(uri)
     prefix = prefix.rstrip("/") + "/"
     try:
-        for page in s3client.source_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+        for page in (
+            s3client.source_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+        ):
             for row in page.get("Contents", []):
                 yield row["Key"].removeprefix(prefix)
     except (BotoCoreError, ClientError) as error:

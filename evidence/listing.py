@@ -1,0 +1,223 @@
+"""A dossier as a person reads it: one line per item, what locks it, and whether its chain holds."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+
+from django.db.models import Count, Sum
+from django.utils import timezone
+
+from evidence import custody
+from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject, StoreProbe
+from runs import formatting
+from runs.models import Person
+
+# One line each up to here; above it items of one kind and state are one line with a count.
+GROUP_ABOVE = 40
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLine:
+    """One item: its state as a word, what is known of its size, and a reason when it is late."""
+
+    id: int
+    name: str
+    state: str
+    detail: str
+    reason: str
+    required: bool
+    satisfied: bool
+    share: float  # of its bytes that are in the vault, 0 to 1
+    waived_by: str
+    number: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """One required item as a box of 0..10 units: how much of it is filled, and whether it is missing."""
+
+    x: float
+    width: float
+    fill: float
+    missing: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The state of a dossier's proof."""
+
+    rows: int
+    root: str  # digest of the newest seal
+    seals: int
+    wrong: tuple[str, ...]
+    checked_at: datetime
+    signed_by: str
+
+
+def item_lines(dossier: Dossier) -> list[ItemLine]:
+    """Return one line per item in order of volatility; many alike are grouped with a count."""
+    items = list(
+        Item.objects.filter(dossier=dossier)
+        .defer("files", "source")
+        .annotate(objects_n=Count("objects"), stored=Sum("objects__bytes_total"))
+        .order_by("order", "id")
+    )
+    people = names([item.waived_by for item in items if item.waived_by])
+    lines = [_line(item, people) for item in items]
+    if len(lines) <= GROUP_ABOVE:
+        return lines
+    groups: dict[tuple[str, str], ItemLine] = {}
+    for line, item in zip(lines, items, strict=True):
+        # What is not safe yet keeps its own line.
+        key = (item.kind, line.state) if line.satisfied and not line.waived_by else (item.kind, str(item.pk))
+        before = groups.get(key)
+        if before is None:
+            groups[key] = line
+        else:
+            groups[key] = ItemLine(
+                id=before.id,
+                name=item.kind.replace("_", " "),
+                state=before.state,
+                detail=formatting.plural(before.number + 1, "item"),
+                reason="",
+                required=before.required or line.required,
+                satisfied=True,
+                share=1.0,
+                waived_by="",
+                number=before.number + 1,
+            )
+    return sorted(groups.values(), key=lambda line: line.satisfied)
+
+
+def _line(item: Item, people: dict[str, str]) -> ItemLine:
+    state = item.state.replace("_", " ")
+    objects_n: int = getattr(item, "objects_n", 0)
+    stored: int | None = getattr(item, "stored", None)
+    total = item.bytes_total if item.bytes_total is not None else stored
+    share = 1.0 if item.state == Item.State.SEALED else 0.0
+    detail, reason = "", ""
+    match item.state:
+        case Item.State.SEALED:
+            files = formatting.plural(objects_n, "file") if objects_n > 1 else ""
+            detail = ", ".join(part for part in (formatting.size(total) if total else "", files) if part)
+        case Item.State.COLLECTING:
+            if total:
+                share = min(1.0, item.bytes_done / total)
+                detail = f"{formatting.percent(item.bytes_done, total)} of {formatting.size(total)}"
+            else:
+                detail = f"collecting, {formatting.size(item.bytes_done)} so far"
+        case Item.State.HELD:
+            detail = f"held, {formatting.size(total)}" if total else "held"
+        case Item.State.NOT_APPLICABLE:
+            detail = "does not apply"
+            reason = item.why
+        case Item.State.MISSING:
+            detail, reason = "missing", item.why or "nobody offered it"
+        case _:
+            detail, reason = "planned", item.why
+    if item.silent_since is not None and item.state not in {Item.State.SEALED, Item.State.NOT_APPLICABLE}:
+        now = timezone.now()
+        lasting = formatting.duration((now - item.silent_since).total_seconds())
+        reason = f"its source is silent since {formatting.clock(item.silent_since, now)} UTC ({lasting})"
+        if item.deadline is not None and item.deadline > now:
+            reason += f", tried until {formatting.clock(item.deadline, now)} UTC"
+    waived_by = people.get(item.waived_by, "somebody") if item.waived_at is not None else ""
+    if waived_by:
+        reason = f"waived by {waived_by}: {item.waived_why}"
+    return ItemLine(
+        id=item.pk,
+        name=item.name,
+        state=state,
+        detail=detail,
+        reason=reason,
+        required=item.required,
+        satisfied=item.state in {Item.State.SEALED, Item.State.NOT_APPLICABLE} or bool(waived_by),
+        share=share,
+        waived_by=waived_by,
+    )
+
+
+def ticks(lines: list[ItemLine]) -> list[Tick]:
+    """Return a box per required item that applies, for the strip's bar of 100 units."""
+    required = [line for line in lines if line.required and line.state != "not applicable"]
+    if not required:
+        return []
+    pitch = 100 / len(required)
+    gap = min(1.0, pitch * 0.15)
+    return [
+        Tick(
+            round(n * pitch, 2),
+            round(pitch - gap, 2),
+            round((pitch - gap) * line.share, 2),
+            line.state == "missing",
+        )
+        for n, line in enumerate(required)
+    ]
+
+
+def names(opaque_ids: list[str]) -> dict[str, str]:
+    """Return names for opaque ids of people; an erased person is not in it."""
+    wanted = [value for value in set(opaque_ids) if len(value) == 36]
+    return {
+        str(person.opaque_id): person.username for person in Person.objects.filter(opaque_id__in=wanted)
+    }
+
+
+def chain_of(dossier: Dossier) -> Chain:
+    """Return the checked chain of custody; checked anew whenever a row or a seal was added."""
+    last = CustodyRow.objects.filter(dossier=dossier).order_by("-seq").values_list("digest", flat=True).first()
+    seal = Seal.objects.filter(dossier=dossier).order_by("-number").values_list("number", flat=True).first()
+    # A rewritten row in the middle leaves the head as it is, so the check is repeated every minute.
+    return _checked(dossier.pk, last or "", seal or 0, int(timezone.now().timestamp()) // 60)
+
+
+@lru_cache(maxsize=256)
+def _checked(dossier_id: int, head: str, seal_number: int, minute: int) -> Chain:
+    dossier = Dossier.objects.get(pk=dossier_id)
+    wrong = custody.verify_custody(dossier)
+    seal = Seal.objects.filter(dossier=dossier).order_by("-number").first()
+    return Chain(
+        rows=CustodyRow.objects.filter(dossier=dossier).count(),
+        root=seal.digest if seal is not None else "",
+        seals=seal.number if seal is not None else 0,
+        wrong=tuple(wrong),
+        checked_at=timezone.now(),
+        signed_by=seal.key_id if seal is not None else "",
+    )
+
+
+def lock_sentences(dossier: Dossier) -> tuple[str, bool]:
+    """Return what protects the stored objects, as the store answered, and whether it is a real lock."""
+    objects = list(
+        StoredObject.objects.filter(item__dossier=dossier).values_list("protected_by", flat=True)
+    )
+    probe = StoreProbe.objects.order_by("-probed_at").first()
+    tested = f", tested {formatting.clock(probe.probed_at, timezone.now())} UTC" if probe is not None else ""
+    if not objects:
+        return "Nothing is stored yet; the deletion gate protects the sources.", True
+    dates = [until for until in (entry.get("until") for entry in objects) if until]
+    locked = [entry for entry in objects if entry.get("until") or entry.get("legal_hold")]
+    if not locked:
+        says = str(next((entry.get("says") for entry in objects if entry.get("says")), ""))
+        return says or f"Not locked: this store does not enforce retention{tested}.", False
+    words = []
+    if dates:
+        first = min(datetime.fromisoformat(date) for date in dates)
+        modes = sorted({str(entry["mode"]).lower() for entry in objects if entry.get("mode")})
+        words.append(f"Locked until {formatting.day(first, timezone.now())} {first.year} ({', '.join(modes)})")
+    if all(entry.get("legal_hold") for entry in locked):
+        words.append("on legal hold" if words else "On legal hold")
+    says = " and ".join(words)
+    if len(locked) < len(objects):
+        says += f"; {formatting.plural(len(objects) - len(locked), 'object')} of kinds kept without a lock"
+    return f"{says}, as the store answered{tested}.", True
+
+
+def bytes_words(dossier: Dossier) -> str:
+    """Return `338 of 520 GB` of what is known of the items' sizes, "" when nothing is."""
+    totals = Item.objects.filter(dossier=dossier).aggregate(total=Sum("bytes_total"))
+    stored = StoredObject.objects.filter(item__dossier=dossier).aggregate(total=Sum("bytes_total"))
+    have, want = stored["total"] or 0, totals["total"] or 0
+    if not have and not want:
+        return ""
+    return formatting.size(have) if have >= want else f"{formatting.size(have)} of {formatting.size(want)}"

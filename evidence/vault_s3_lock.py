@@ -1,0 +1,124 @@
+"""Object Lock as one bucket really has it: set, then read back."""
+
+import time
+from datetime import datetime
+from typing import Any
+
+from botocore.exceptions import ClientError
+
+_ASK_AGAIN_S = 300.0
+# Codes by which stores say "this version has no lock" or "this bucket knows no locks".
+_NO_LOCK = {"NoSuchObjectLockConfiguration", "ObjectLockConfigurationNotFoundError"}
+_UNSUPPORTED = {"InvalidRequest", "NotImplemented", "MethodNotAllowed", "InvalidArgument", "XNotImplemented"}
+_HIDDEN = {"AccessDenied", "Forbidden", "403"}
+
+
+def error_code(error: ClientError) -> str:
+    """Return the store's name of an error."""
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+class Locks:
+    """Locks of one bucket. Whether it has any is asked now and then, never assumed."""
+
+    def __init__(self, client: Any, bucket: str, store: str) -> None:
+        self.client = client
+        self.bucket = bucket
+        self.store = store
+        self._asked_at = 0.0
+        self._enabled: bool | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Return whether the bucket says that Object Lock is on; unknown counts as off."""
+        if self._enabled is None or time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+            try:
+                found = self.client.get_object_lock_configuration(Bucket=self.bucket)
+                self._enabled = found["ObjectLockConfiguration"].get("ObjectLockEnabled") == "Enabled"
+            except ClientError:
+                self._enabled = False
+            self._asked_at = time.monotonic()
+        return self._enabled
+
+    @property
+    def checks_parts(self) -> bool:
+        """Return whether the newest probe saw the store refuse a wrong Content-MD5 or payload hash."""
+        from evidence.vault_probe import newest_result  # the probe uses a vault, which holds this
+
+        seen = newest_result(self.store)
+        checks = seen.get("enforces", {})
+        return bool(checks.get("content_md5") or checks.get("signed_payload"))
+
+    def headers(self, lock: str, until: datetime | None) -> dict[str, Any]:
+        """Return the lock headers of a put or of starting an upload; some stores ignore them there."""
+        if lock == "none" or until is None or not self.enabled:
+            return {}
+        return {
+            "ObjectLockMode": "GOVERNANCE",
+            "ObjectLockRetainUntilDate": until,
+            "ObjectLockLegalHoldStatus": "ON",
+        }
+
+    def apply(self, key: str, version_id: str, lock: str, until: datetime | None) -> None:
+        """Put retention and a legal hold on one version, where they are not there already.
+
+        An earlier or equal date is never sent: nothing here can shorten a lock.
+        """
+        if lock == "none" or until is None or not self.enabled or not version_id:
+            return
+        seen = self.read(key, version_id)
+        if seen["until"] is None or datetime.fromisoformat(seen["until"]) < until.replace(microsecond=0):
+            self.client.put_object_retention(
+                Bucket=self.bucket,
+                Key=key,
+                VersionId=version_id,
+                Retention={"Mode": seen["mode"] or "GOVERNANCE", "RetainUntilDate": until},
+            )
+        if seen["legal_hold"] is not True:
+            self.hold(key, version_id)
+
+    def hold(self, key: str, version_id: str) -> None:
+        """Put a legal hold on one version."""
+        self.client.put_object_legal_hold(
+            Bucket=self.bucket, Key=key, VersionId=version_id, LegalHold={"Status": "ON"}
+        )
+
+    def read(self, key: str, version_id: str) -> dict[str, Any]:
+        """Return `{"mode", "until", "legal_hold", "says"}` as the store tells it now.
+
+        `legal_hold` None and `says` "unknown" mean that we may not look, which is not "unlocked".
+        """
+        if not self.enabled:
+            says = "not locked: this bucket has no Object Lock"
+            return {"mode": None, "until": None, "legal_hold": False, "says": says}
+        wanted = {"Bucket": self.bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
+        retention, retention_known = self._ask(self.client.get_object_retention, wanted, "Retention")
+        hold, hold_known = self._ask(self.client.get_object_legal_hold, wanted, "LegalHold")
+        until = retention.get("RetainUntilDate")
+        seen: dict[str, Any] = {
+            "mode": retention.get("Mode"),
+            "until": until.isoformat() if until is not None else None,
+            "legal_hold": hold.get("Status") == "ON" if hold_known else None,
+        }
+        seen["says"] = _says(seen, known=retention_known and hold_known)
+        return seen
+
+    def _ask(self, call: Any, wanted: dict[str, str], name: str) -> tuple[dict[str, Any], bool]:
+        try:
+            return dict(call(**wanted).get(name) or {}), True
+        except ClientError as error:
+            if error_code(error) in _HIDDEN:
+                return {}, False
+            if error_code(error) in _NO_LOCK | _UNSUPPORTED:
+                return {}, True
+            raise
+
+
+def _says(seen: dict[str, Any], *, known: bool) -> str:
+    if seen["until"] and seen["legal_hold"]:
+        return f"locked until {seen['until'][:10]} ({seen['mode'].lower()}) and by a legal hold"
+    if seen["until"]:
+        return f"locked until {seen['until'][:10]} ({seen['mode'].lower()})"
+    if seen["legal_hold"]:
+        return "locked by a legal hold"
+    return "not locked" if known else "unknown: this server may not read the lock"
