@@ -61,6 +61,7 @@ class RollbackRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skip_batches_min: int = 200
     skip_batches_max: int = 500
     watch_steps: int = 500
+    recovered_watch_steps: int = 50  # after a spike that recovered or one skipped step
 
 
 class HoldRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
