@@ -342,6 +342,7 @@ _SWEEPS_S = {
     "runs.tasks.sweep_work": 5,
     "runs.tasks.look": 5,
     "incidents.tasks.sweep_findings": 5,
+    "incidents.tasks.sweep_incidents": 5,
 }
 CELERY_BEAT_SCHEDULE = {
     name: {"task": name, "schedule": timedelta(seconds=every_s), "options": {"expires": every_s}}
