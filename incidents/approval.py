@@ -1,39 +1,322 @@
 """The one door by which a held run goes on: request, approval, permit.
 
-Button, API and command call these functions. All of them raise `Refused(code, says)`.
+Button, API and command call these functions. Each takes the run lock first, so that what is approved
+is what is there; each raises `Refused(code, says)` with words for the person who tried. A refusal that
+voids or expires something commits that before it is raised: call them outside of a transaction.
 """
 
-from typing import Any
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
 
-from incidents.models import Approval, Incident, ResumeRequest
-from runs.models import Person, Run
+from django.db import transaction
+from django.utils import timezone
 
+from incidents import ledger, permits, plans, roles, states, subjects
+from incidents.models import Approval, Incident, Plan, ResumeRequest
+from incidents.permits import exchange
+from incidents.refused import Refused
+from incidents.subjects import subject
+from runs.formatting import count
+from runs.locks import lock_run
+from runs.models import Person
+from runs.policies import policy_for
 
-def subject(incident: Incident) -> tuple[dict[str, Any], str]:
-    """Return what an approver signs, and its SHA-256 over RFC 8785 (lower-case hex)."""
-    raise NotImplementedError
+__all__ = ["approve", "exchange", "false_alarm", "reject", "request_resume", "subject", "withdraw"]
+
+T = TypeVar("T")
+S = Incident.State
+R = ResumeRequest.State
 
 
 def request_resume(*, incident: Incident, person: Person, digest: str, note: str = "") -> ResumeRequest:
-    """Ask to resume by exactly what the page showed (`digest`)."""
-    raise NotImplementedError
+    """Ask to resume by exactly what the page showed.
+
+    Args:
+        digest: of the subject that the page showed.
+
+    Raises:
+        Refused: not-allowed, over, not-held, requested-already, plan-incomplete, gate-shut, changed.
+    """
+    return _locked(incident, lambda fresh: _request(fresh, person, digest, note))
 
 
 def approve(*, incident: Incident, person: Person, digest: str) -> Approval:
-    """Approve the live request; the last approval needed issues the permit."""
-    raise NotImplementedError
+    """Approve the live request; the last approval needed issues the permit.
+
+    The caller has made sure that it is this person, now: a recent password or passkey.
+
+    Args:
+        digest: of the subject that the page showed.
+
+    Raises:
+        Refused: not-allowed, no-request, approved-already, requester, edited, waived, expired,
+            changed-since-approval, changed (the page is old), gate-shut.
+    """
+    return _locked(incident, lambda fresh: _approve(fresh, person, digest))
 
 
 def reject(*, incident: Incident, person: Person, why: str) -> ResumeRequest:
-    """Reject the live request with a reason."""
-    raise NotImplementedError
+    """Reject the live request with a reason. An approver may, the requester may withdraw instead.
+
+    Raises:
+        Refused: not-allowed, no-request, reason-needed, taken.
+    """
+    return _locked(incident, lambda fresh: _reject(fresh, person, why))
+
+
+def withdraw(*, incident: Incident, person: Person, why: str = "") -> ResumeRequest:
+    """Take back one's own request while nobody has approved it fully.
+
+    Raises:
+        Refused: no-request, not-allowed.
+    """
+    return _locked(incident, lambda fresh: _withdraw(fresh, person, why))
 
 
 def false_alarm(*, incident: Incident, person: Person, why: str) -> Incident:
-    """Declare that nothing was wrong: one approver, a reason, resume in place, evidence kept."""
-    raise NotImplementedError
+    """Declare that nothing was wrong: one approver, a reason, resume in place, evidence kept.
+
+    Raises:
+        Refused: not-allowed, reason-needed, over, had-a-part, requested-already.
+    """
+    return _locked(incident, lambda fresh: _false_alarm(fresh, person, why))
 
 
-def exchange(*, run: Run, incident_id: int, attempt: int, webhook_id: str) -> dict[str, Any]:
-    """Hand the permit out, once: the same `webhook_id` gets the same document again."""
-    raise NotImplementedError
+def _locked(incident: Incident, do: Callable[[Incident], T | Refused]) -> T:
+    with transaction.atomic():
+        lock_run(incident.run_id)
+        fresh = (
+            Incident.objects.select_for_update(no_key=True, of=("self",))
+            .select_related("run", "run__project", "dossier")
+            .get(pk=incident.pk)
+        )
+        outcome = do(fresh)
+    if isinstance(outcome, Refused):
+        raise outcome
+    incident.refresh_from_db()
+    return outcome
+
+
+def _request(incident: Incident, person: Person, digest: str, note: str) -> ResumeRequest | Refused:
+    roles.need_responder(person, incident.run.project, "request a resume")
+    if incident.state not in Incident.UNRESOLVED:
+        return Refused("over", f"Incident {incident.pk} is {incident.state}: there is nothing to resume.")
+    if not incident.holds:
+        return Refused("not-held", "This incident does not hold its run: nothing to resume.")
+    if incident.state != S.OPEN:
+        return Refused("requested-already", f"A resume is {incident.state} already.")
+    live = permits.live_request(incident)
+    if live is not None:
+        live = None if _expire_if_due(incident, live) else live
+    if live is not None:
+        return Refused(
+            "requested-already", f"{_name(live.requested_by)} asked already: approve or reject that."
+        )
+    plan = plans.newest(incident)
+    missing = plans.lacks(plan)
+    if plan is None or missing:
+        return Refused("plan-incomplete", f"The plan is not complete: {'; '.join(missing)}.")
+    shut = permits.evidence_words(incident)
+    if shut:
+        return Refused("gate-shut", f"Resume cannot be requested: {shut}.")
+    signed, now_digest = subjects.subject(incident, plan=plan)
+    if digest != now_digest:
+        return Refused("changed", "What you saw has changed since: look again, then request.")
+    policy = policy_for(incident.run_id)
+    now = timezone.now()
+    request = ResumeRequest.objects.create(
+        incident=incident,
+        plan=plan,
+        requested_by=person,
+        requested_at=now,
+        digest=now_digest,
+        subject=signed,
+        note=note.strip(),
+        approvers_needed=policy.resume.approvers,
+        expires_at=now + timedelta(seconds=policy.resume.approval_expires_s),
+    )
+    states.record(
+        incident,
+        kind="request",
+        text=f"resume requested by plan {plan.number}" + (f": {request.note}" if request.note else ""),
+        person=person,
+        data={"request": request.pk, "digest": now_digest},
+    )
+    return request
+
+
+def _approve(incident: Incident, person: Person, digest: str) -> Approval | Refused:
+    roles.need_approver(person, incident.run.project, "approve")
+    request = permits.live_request(incident)
+    if request is None:
+        return _no_request(incident)
+    if request.state == R.APPROVED:
+        return Refused("approved-already", "It is approved already; the permit waits for its supervisor.")
+    why_not = roles.why_not_approver(incident, person, request.requested_by)
+    if why_not:
+        return Refused("not-you", why_not, status=403)
+    if request.approvals.filter(approver=person).exists():
+        return Refused("approved-already", f"You approved; {_still_needed(request)}")
+    if _expire_if_due(incident, request):
+        return Refused("expired", "The request expired before it was approved: request again.", status=410)
+    changes = permits.revalidate(incident)
+    if changes:
+        return Refused(
+            "changed-since-approval",
+            f"Not approved: {'; '.join(changes)}. Review again.",
+            changes=changes,
+        )
+    if digest != request.digest:
+        return Refused(
+            "changed", "Not approved: the page you saw is of another plan or evidence. Review again."
+        )
+    shut = permits.evidence_words(incident)
+    if shut:
+        return Refused("gate-shut", f"Not approved: {shut}.")
+    approval = Approval.objects.create(
+        request=request,
+        approver=person,
+        requester=request.requested_by,
+        digest=request.digest,
+        at=timezone.now(),
+    )
+    states.record(
+        incident,
+        kind="approval",
+        text=f"approved plan {request.plan.number} ({_progress(request)})",
+        person=person,
+        data={"digest": request.digest},
+    )
+    if request.approvals.count() >= request.approvers_needed:
+        _grant(incident, request, person)
+    return approval
+
+
+def _grant(incident: Incident, request: ResumeRequest, person: Person) -> None:
+    """Everything an approved request sets in motion, in one transaction."""
+    request.state = R.APPROVED
+    request.save(update_fields=["state"])
+    states.move(incident, S.APPROVED, person=person, why=f"plan {request.plan.number} approved")
+    permit = permits.issue(incident, request, policy_for(incident.run_id))
+    plan = request.plan
+    none = "none: an approval moves nothing; the launch it permits does"
+    ledger.append(
+        run=incident.run,
+        action="approve",
+        why=f"{plan.get_kind_display()} approved for attempt {permit.attempt}, signing {request.digest}",
+        decided_by=str(person.opaque_id),
+        attempt=permit.attempt,
+        checkpoint=plan.checkpoint or None,
+        none_because=dict.fromkeys(("step", "ranks", "before", "after"), none)
+        | ({} if plan.checkpoint else {"checkpoint": "none: the ranks go on from memory"}),
+        incident=incident,
+    )
+
+
+def _reject(incident: Incident, person: Person, why: str) -> ResumeRequest | Refused:
+    roles.need_approver(person, incident.run.project, "reject")
+    request = permits.live_request(incident)
+    if request is None:
+        return _no_request(incident)
+    why = why.strip()
+    if not why:
+        return Refused("reason-needed", "Say why: the person who asked has to know what to change.")
+    if incident.state == S.RESUMING:
+        return Refused("taken", "The permit was taken already: hold the run by hand once it runs.")
+    permits.void(incident, request, [f"rejected by {person.username}: {why}"])
+    ResumeRequest.objects.filter(pk=request.pk).update(state=R.REJECTED, ended_why=[why])
+    states.record(incident, kind="reject", text=f"rejected: {why}", person=person)
+    request.refresh_from_db()
+    return request
+
+
+def _withdraw(incident: Incident, person: Person, why: str) -> ResumeRequest | Refused:
+    request = permits.live_request(incident)
+    if request is None or request.state != R.OPEN:
+        return _no_request(incident)
+    if request.requested_by_id != person.pk:
+        return Refused(
+            "not-allowed", f"Only {_name(request.requested_by)}, who asked, may withdraw it.", status=403
+        )
+    permits.void(
+        incident, request, [f"withdrawn by {person.username}" + (f": {why.strip()}" if why.strip() else "")]
+    )
+    return request
+
+
+def _false_alarm(incident: Incident, person: Person, why: str) -> Incident | Refused:
+    roles.need_approver(person, incident.run.project, "declare a false alarm")
+    why = why.strip()
+    if not why:
+        return Refused(
+            "reason-needed", "Say why nothing was wrong: it is counted against the rule that held."
+        )
+    if incident.state != S.OPEN:
+        return Refused("over", f"Incident {incident.pk} is {incident.state}: too late for a false alarm.")
+    # Without a second person the first must have no stake: asking and then declaring would be approving
+    # one's own request by another name.
+    part = roles.why_not_approver(incident, person, None)
+    if not part and roles.requested(incident, person):
+        others = roles.names_of(roles.free_approvers(incident, person))
+        part = f"You asked to resume. {others or 'Another approver'} may."
+    if part:
+        return Refused("not-you", part, status=403)
+    if not incident.holds:
+        states.move(incident, S.FALSE_ALARM, person=person, why=why)
+        return incident
+    live = permits.live_request(incident)
+    if live is not None:
+        permits.void(incident, live, [f"declared a false alarm by {person.username}"])
+    plan = _in_place(incident, why)
+    policy = policy_for(incident.run_id)
+    signed, digest = subjects.subject(incident, plan=plan, kind=ResumeRequest.Kind.FALSE_ALARM)
+    now = timezone.now()
+    request = ResumeRequest.objects.create(
+        incident=incident,
+        kind=ResumeRequest.Kind.FALSE_ALARM,
+        plan=plan,
+        requested_at=now,
+        digest=digest,
+        subject=signed,
+        note=why,
+        approvers_needed=1,
+        expires_at=now + timedelta(seconds=policy.resume.approval_expires_s),
+    )
+    Approval.objects.create(request=request, approver=person, requester=None, digest=digest, at=now)
+    states.record(incident, kind="false_alarm", text=f"false alarm: {why}", person=person)
+    _grant(incident, request, person)
+    return incident
+
+
+def _in_place(incident: Incident, why: str) -> Plan:
+    made = plans.Draft(kind=Plan.Kind.RESUME_IN_PLACE, why=f"false alarm: {why}")
+    plans.complete(incident, made, policy=policy_for(incident.run_id), checkpoint=None, exclusions={})
+    return plans.store(incident, made, person=None)
+
+
+def _expire_if_due(incident: Incident, request: ResumeRequest) -> bool:
+    if request.state != R.OPEN or request.expires_at > timezone.now():
+        return False
+    permits.expire(incident, request, f"nobody approved before {request.expires_at:%d %b %H:%M} UTC")
+    return True
+
+
+def _no_request(incident: Incident) -> Refused:
+    last = incident.requests.order_by("-id").first()
+    if last is not None and last.state in (R.VOIDED, R.EXPIRED, R.REJECTED):
+        said = "; ".join(map(str, last.ended_why))
+        return Refused("no-request", f"The last request was {last.state}: {said}. Request again.")
+    return Refused("no-request", "Nobody has asked to resume.")
+
+
+def _progress(request: ResumeRequest) -> str:
+    return f"{count(request.approvals.count())} of {count(request.approvers_needed)}"
+
+
+def _still_needed(request: ResumeRequest) -> str:
+    return f"{_progress(request)} approvals are there, somebody else must give the next."
+
+
+def _name(person: Person | None) -> str:
+    return person.username if person else "Andon"

@@ -9,5 +9,5 @@ class IncidentsConfig(AppConfig):
     name = "incidents"
 
     def ready(self) -> None:
-        """Connect the receivers of the signals that lower apps send."""
-        from incidents import opening  # noqa: F401
+        """Connect the receivers of the signals that lower apps send, the work and the checks."""
+        from incidents import checks, launches, opening, reports, review  # noqa: F401

@@ -30,6 +30,8 @@ class Incident(models.Model):
     symptom = models.CharField(max_length=64)
     family = models.CharField(max_length=32, blank=True)  # leading failure family
     family_why = models.TextField(blank=True)
+    # How it came back in its watch window: "" | same_step | other_step | other_nodes | same_node
+    recurrence = models.CharField(max_length=12, blank=True)
     opened_at = models.DateTimeField()
     first_bad = models.JSONField(default=dict)  # step, micro_batch, phase, ranks, tie, certainty, layer
     dossier = models.OneToOneField(Dossier, models.PROTECT, related_name="+")

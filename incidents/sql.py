@@ -36,7 +36,7 @@ DO $$ BEGIN
         REVOKE UPDATE, DELETE, TRUNCATE ON {table} FROM andon_app;
     END IF;
 END $$
-"""
+"""  # noqa: S608 - names of our own tables
 
 
 def _unprotect(table: str) -> str:

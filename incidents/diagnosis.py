@@ -1,0 +1,119 @@
+"""The first diagnosis of an incident: rows in, `andon.diagnose` asked, words out."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from andon.detect.cells import FirstBad, Phase
+from andon.detect.finding import Finding as Said
+from andon.diagnose.families import Diagnosis, Facts, PlanChoice, default_plan, diagnose
+from andon.diagnose.symptoms import SYMPTOMS, Symptom
+from incidents import firstbad, rules
+from incidents.models import Incident
+from runs.models import Attempt, Event, Finding, Run
+
+Recurrence = Literal["none", "same_step", "other_step", "other_nodes", "same_node"]
+_HARDWARE_EVENTS = ("hardware.xid", "hardware.ecc", "hardware.link")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What leads, and the plan that follows from it."""
+
+    symptom: str  # key of SYMPTOMS
+    family: str
+    why: str
+    plan: PlanChoice
+
+
+def words(symptom: str) -> Symptom:
+    """Return the playbook's row of a symptom; an unknown key is the row of unknown symptoms."""
+    return SYMPTOMS.get(symptom) or SYMPTOMS["unknown"]
+
+
+def of(
+    run: Run,
+    attempt: int,
+    findings: list[Finding],
+    first_bad: dict[str, Any],
+    *,
+    recurrence: Recurrence = "none",
+    checkpoint_suspect: bool = False,
+) -> Answer:
+    """Return the leading family of one incident; without findings it was held by a person."""
+    launched = Attempt.objects.filter(run=run, number=attempt).first()
+    bad = [finding for finding in findings if finding.kind != rules.LAUNCH_WITHOUT_PERMIT]
+    facts = Facts(
+        update_applied=_applied(bad, first_bad),
+        restarted_at=launched.first_step if launched and launched.number > 1 else None,
+        recurrence=recurrence,
+        hardware_nodes=_hardware_nodes(run, attempt),
+        bad_nodes=frozenset(
+            node for rank in first_bad["ranks"] if (node := firstbad.node_of(launched, rank))
+        ),
+        checkpoint_suspect=checkpoint_suspect or any(f.kind == "restore_differs" for f in bad),
+        held_by_hand=not findings,
+    )
+    answer: Diagnosis = diagnose([said(finding) for finding in bad], cell(first_bad), facts)
+    return Answer(answer.symptom, str(answer.family), answer.why, default_plan(answer, facts))
+
+
+def said(row: Finding) -> Said:
+    """Return what the detector said, from the row that keeps it."""
+    return Said(
+        kind=row.kind,
+        severity=row.severity,  # type: ignore[arg-type]
+        rule=row.rule,
+        step=row.step,
+        detector=row.detector,
+        detector_version=int(row.detector_version) if str(row.detector_version).isdigit() else 0,
+        series=row.series,
+        detail=row.detail,
+        lanes=tuple(row.lanes),
+        score=row.score,
+        numbers=row.numbers,
+        view="local" if row.view == "local" else "reduced",
+    )
+
+
+def cell(document: dict[str, Any]) -> FirstBad | None:
+    """Return the first-bad cell of a document, None where none is known."""
+    if document.get("step") is None or not document.get("phase"):
+        return None
+    return FirstBad(
+        step=document["step"],
+        micro_batch=document.get("micro_batch"),
+        phase=Phase[document["phase"].upper()],
+        ranks=tuple(document["ranks"]),
+        tie=document["tie"],
+        tie_reason=document["tie_reason"],
+        certainty=document["certainty"],
+        layer=document.get("layer"),
+        stage=document.get("stage"),
+        skipped=document.get("skipped", False),
+    )
+
+
+def _applied(findings: list[Finding], first_bad: dict[str, Any]) -> bool | None:
+    kinds = {finding.kind for finding in findings if finding.severity != Finding.Severity.INFO}
+    if kinds & {"nonfinite", "nonfinite_state"}:
+        return True
+    if kinds & ({"nonfinite_skipped"} | rules.SCALER_KINDS) and first_bad.get("skipped", True):
+        return False
+    return None
+
+
+def _hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
+    nodes = (
+        Event.objects.filter(run_id=run.pk, attempt=attempt, type__in=_HARDWARE_EVENTS)
+        .exclude(node="")
+        .order_by()
+        .values_list("node", flat=True)
+        .distinct()[:100]
+    )
+    return frozenset(nodes)
+
+
+def known_recurrence(incident: Incident) -> Recurrence:
+    """Return how this incident came back, as the reopening wrote it down; "none" for a first failure."""
+    found = incident.recurrence
+    return found if found in ("same_step", "other_step", "other_nodes", "same_node") else "none"

@@ -1,0 +1,96 @@
+"""The first-bad cell of an incident: from rank-local cells where there are any, else from its findings."""
+
+from typing import Any
+
+from andon.detect.cells import REDUCED_ONLY
+from incidents import rules
+from incidents.models import Incident
+from runs import queries as run_queries
+from runs.models import Attempt, Finding, FirstBad, Run
+
+UNKNOWN: dict[str, Any] = {
+    "step": None,
+    "micro_batch": None,
+    "phase": "",
+    "ranks": [],
+    "tie": False,
+    "tie_reason": "",
+    "certainty": "",
+    "layer": None,
+    "stage": None,
+    "skipped": False,
+}
+
+
+def of_findings(run: Run, attempt: int, findings: list[Finding]) -> dict[str, Any]:
+    """Return the first-bad document of one attempt, given the findings of its incident.
+
+    Returns:
+        `FirstBad.to_document()` where nonfinite cells are known; for a spike the step it began at,
+        with its ranks only where the value was local; `UNKNOWN` when nothing bad was measured.
+    """
+    mine = [finding for finding in findings if finding.attempt == attempt]
+    bad = [finding for finding in mine if finding.kind != rules.LAUNCH_WITHOUT_PERMIT]
+    if not bad:
+        return dict(UNKNOWN)
+    lead = rules.leading(bad)
+    if lead.kind in rules.NONFINITE_KINDS:
+        cell = run_queries.first_bad(run, attempt)
+        if cell is not None and (lead.step is None or cell.step <= lead.step):
+            return cell.to_document()
+    return _of_finding(lead, bad)
+
+
+def of_incident(incident: Incident) -> dict[str, Any]:
+    """Return the first-bad document as it is now; what an approver signs."""
+    if incident.kind == rules.HELD_BY_HAND:
+        return dict(incident.first_bad)
+    findings = list(Finding.objects.filter(run_id=incident.run_id, incident=str(incident.pk)))
+    found = of_findings(incident.run, incident.attempt, findings)
+    # Findings are kept for ever and cells of partitions that retention dropped are not: what was
+    # known once stays known.
+    return found if found["step"] is not None else dict(incident.first_bad)
+
+
+def earlier(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether `one` lies at an earlier step than `other`; an unknown step is never earlier."""
+    if one.get("step") is None:
+        return False
+    return other.get("step") is None or one["step"] < other["step"]
+
+
+def spread(run: Run, attempt: int) -> int:
+    """Return how many ranks of an attempt ever went bad."""
+    return (
+        FirstBad.objects.filter(run=run, attempt=attempt, stream="rank")
+        .exclude(lane="-1")
+        .values("lane")
+        .distinct()
+        .count()
+    )
+
+
+def node_of(attempt: Attempt | None, rank: int) -> str:
+    """Return the node a rank ran on, "" when the launch did not say."""
+    for node in attempt.nodes if attempt else []:
+        if rank in (node.get("ranks") or []):
+            return str(node["node"])
+    return ""
+
+
+def _of_finding(lead: Finding, bad: list[Finding]) -> dict[str, Any]:
+    same = [finding for finding in bad if finding.series == lead.series and finding.rule == lead.rule]
+    steps = [step for step in map(rules.first_flagged_step, same) if step is not None]
+    local = lead.view == "local" and bool(lead.lanes)
+    ranks = sorted(lane for lane in lead.lanes if isinstance(lane, int)) if local else []
+    names = [lane for lane in lead.lanes if isinstance(lane, str)]
+    return UNKNOWN | {
+        "step": min(steps) if steps else lead.step,
+        "phase": "reduce" if lead.series == "grad_norm" else "forward",
+        "ranks": ranks,
+        "tie": len(ranks) > 1,
+        "tie_reason": f"{len(ranks)} equal cells" if len(ranks) > 1 else "",
+        "certainty": "local value" if ranks else REDUCED_ONLY,
+        "layer": names[0] if names else None,
+        "skipped": lead.kind in ({"nonfinite_skipped"} | rules.SCALER_KINDS),
+    }

@@ -1,0 +1,171 @@
+"""Holding a run: the directive, its ledger row, and the end of whatever permit was live."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.utils import timezone
+from django.utils.dateparse import parse_datetime
+
+from andon.policy import Policy
+from incidents import ledger, positions, states
+from incidents.models import Incident, Permit, ResumeRequest
+from runs.directives import set_directive
+from runs.formatting import count, rank_words
+from runs.models import Attempt, Directive, Finding, Person, Run
+
+
+def hold(
+    incident: Incident,
+    *,
+    finding: Finding | None,
+    policy: Policy,
+    person: Person | None = None,
+    why: str = "",
+) -> Directive:
+    """Turn the directive to hold and write it to the ledger; the caller holds the run lock."""
+    run, now = incident.run, timezone.now()
+    # `exit`: ranks leave as soon as their snapshot is safe, so there is nothing to wait for.
+    wait_s = policy.hold.deadline_s if policy.hold.mode == "in_place" else 0.0
+    says = why or (finding.detail if finding else "") or incident.title
+    directive = set_directive(
+        run=run,
+        kind="hold",
+        incident=str(incident.pk),
+        mode=policy.hold.mode,
+        deadline=now + timedelta(seconds=wait_s),
+        set_by=str(person.opaque_id) if person else "",
+        why=says,
+    )
+    states.record(
+        incident,
+        kind="directive",
+        text=f"hold, directive {directive.seq}: {says}",
+        person=person,
+        by="" if person else rule_name(finding),
+        data={"seq": directive.seq},
+    )
+    _write_hold(incident, finding, policy, person, says)
+    return directive
+
+
+def hold_again(incident: Incident, policy: Policy, why: str) -> Directive:
+    """Put the hold back after an approval fell; no new ledger hold, since the run never went on."""
+    directive = set_directive(
+        run=incident.run,
+        kind="hold",
+        incident=str(incident.pk),
+        mode=policy.hold.mode,
+        # The time ranks were given to wait in place is over or running: it is not given twice.
+        deadline=_given_deadline(incident),
+        why=why,
+    )
+    states.record(incident, kind="directive", text=f"hold, directive {directive.seq}: {why}")
+    return directive
+
+
+def end_live_permit(run: Run, why: str) -> None:
+    """Void the run's live permit, if any, and the request it came from; the run lock is held.
+
+    A new failure leaves no older permission standing.
+    """
+    now = timezone.now()
+    for permit in Permit.objects.filter(run=run, state__in=[Permit.State.ISSUED, Permit.State.EXCHANGED]):
+        Permit.objects.filter(pk=permit.pk).update(state=Permit.State.VOIDED, ended_at=now, ended_why=why)
+        ResumeRequest.objects.filter(
+            pk=permit.request_id, state__in=[ResumeRequest.State.OPEN, ResumeRequest.State.APPROVED]
+        ).update(state=ResumeRequest.State.VOIDED, ended_at=now, ended_why=[why])
+
+
+def rule_name(finding: Finding | None) -> str:
+    """Return who decided when it was a rule: "nonfinite v1"."""
+    return f"{finding.detector} v{finding.detector_version}" if finding else "andon"
+
+
+def detector_document(finding: Finding) -> dict[str, Any]:
+    """Return what a ledger row keeps of the detector: name, version, policy and its numbers."""
+    return {
+        "name": finding.detector,
+        "version": str(finding.detector_version),
+        "rule": finding.rule,
+        "mode": finding.mode,
+        "policy": finding.policy_digest,
+        "series": finding.series,
+        "score": finding.score,
+        "numbers": finding.numbers,
+    }
+
+
+def everyone(run: Run, attempt: int) -> tuple[list[int] | None, str]:
+    """Return all ranks of an attempt, or None and why they are not known."""
+    launched = Attempt.objects.filter(run=run, number=attempt).first()
+    if launched and launched.world_size:
+        return list(range(launched.world_size)), ""
+    return None, f"attempt {attempt} did not report its world size"
+
+
+def budget(run: Run, action: str, cap: int) -> dict[str, int]:
+    """Return what a ledger row says of its daily cap, this action included."""
+    return {"used": ledger.used_today(run, action) + 1, "of": cap}
+
+
+def _write_hold(
+    incident: Incident, finding: Finding | None, policy: Policy, person: Person | None, says: str
+) -> None:
+    run, attempt = incident.run, incident.attempt
+    # The step it takes effect at is the one that was judged; a person's hold takes the newest known.
+    step = finding.step if finding and finding.step is not None else progress_step(run, attempt)
+    ranks, no_ranks = everyone(run, attempt)
+    reasons = {"checkpoint": "none: a hold loads nothing"}
+    if ranks is None:
+        reasons["ranks"] = no_ranks
+    before = after = None
+    if step is None:
+        reasons |= dict.fromkeys(("step", "before", "after"), "no step was received yet")
+    else:
+        known_after = positions.at(run, attempt, step)
+        after = known_after.values
+        reasons |= known_after.reasons("after")
+        if step > 0:
+            known_before = positions.at(run, attempt, step - 1)
+            before = known_before.values
+            reasons |= known_before.reasons("before")
+        else:
+            reasons["before"] = "step 0 has none before it"
+    if finding is None:
+        reasons["detector"] = "none: a person decided"
+    who = rank_words(ranks) if ranks else "all ranks"
+    ledger.append(
+        run=run,
+        action="hold",
+        why=f"{says} ({who} at step {count(step)})" if step is not None else says,
+        decided_by=str(person.opaque_id) if person else rule_name(finding),
+        attempt=attempt,
+        step=step,
+        ranks=ranks,
+        before=before,
+        after=after,
+        detector=detector_document(finding) if finding else None,
+        none_because=reasons,
+        budget=budget(run, "hold", policy.caps.holds_per_day),
+        incident=incident,
+    )
+
+
+def progress_step(run: Run, attempt: int) -> int | None:
+    """Return the newest step an attempt reported, None when it reported none."""
+    progress = getattr(run, "progress", None)
+    if progress is not None and progress.attempt == attempt:
+        return int(progress.step) if progress.step is not None else None
+    return None
+
+
+def _given_deadline(incident: Incident) -> datetime | None:
+    row = (
+        Directive.objects.filter(run_id=incident.run_id, incident=str(incident.pk), kind="hold")
+        .order_by("-seq")
+        .first()
+    )
+    text = row.document.get("deadline") if row else None
+    if not text:
+        return None
+    return parse_datetime(text)

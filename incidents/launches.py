@@ -1,0 +1,352 @@
+"""What happens when a run goes on: the permit is used, watched over, and spent; or it goes on without one."""
+
+import logging
+import uuid
+from typing import Any
+
+from django.db import transaction
+from django.dispatch import receiver
+from django.utils import timezone
+
+from incidents import costs, holding, ledger, opening, permits, plans, positions, rules, states
+from incidents.models import Incident, Permit, ResumeRequest
+from runs.directives import current, set_directive
+from runs.locks import lock_run
+from runs.models import Attempt, Checkpoint, Finding, Run, RunProgress
+from runs.policies import policy_for
+from runs.signals import attempt_launched, checkpoint_changed
+
+log = logging.getLogger(__name__)
+S = Incident.State
+RULE = "launch"
+VERSION = "1"
+
+
+@receiver(attempt_launched, dispatch_uid="incidents.launches.attempt")
+def on_launch(sender: object, run: Run, attempt: Attempt, permit_id: str, **kwargs: Any) -> None:
+    """Judge a launch: under continue it is free, under anything else it needs its permit."""
+    run = lock_run(run.pk)
+    directive = current(run.pk)
+    incident = states.unresolved(run.pk)
+    if directive is None or directive.kind == "continue":
+        if incident is not None and incident.state == S.WATCHING:
+            _watch_newer(incident, attempt)
+        return
+    permit = _permit(run, permit_id)
+    if permit is not None and _allows(permit, attempt):
+        _accept(permit, attempt)
+    else:
+        _refuse(run, incident, attempt, permit_id, permit)
+
+
+@receiver(checkpoint_changed, dispatch_uid="incidents.launches.checkpoint")
+def on_checkpoint(sender: object, run: Run, checkpoint: Checkpoint, **kwargs: Any) -> None:
+    """Spend a permit when the first checkpoint past its window is verified; let a waiting plan know."""
+    if checkpoint.state != Checkpoint.State.VERIFIED:
+        return
+    permit = (
+        Permit.objects.select_related("incident", "request__plan")
+        .filter(run=run, state=Permit.State.EXCHANGED, launches__gt=0)
+        .first()
+    )
+    if permit is not None and checkpoint.attempt >= permit.attempt and _is_past(checkpoint, permit):
+        spent = Permit.objects.filter(pk=permit.pk, state=Permit.State.EXCHANGED).update(
+            state=Permit.State.SPENT,
+            ended_at=timezone.now(),
+            ended_why=f"checkpoint {checkpoint.step} verified",
+        )
+        if spent:
+            states.record(
+                permit.incident,
+                kind="permit",
+                text=f"permit spent: checkpoint of step {checkpoint.step} is past the window and verified",
+            )
+
+
+def watch_from(incident: Incident, plan: Any, watch_steps: int) -> int:
+    """Return the step until which a resumed run is watched.
+
+    From the step the run got to when it failed, not from the checkpoint: the steps it runs again are
+    not yet past what failed.
+    """
+    numbers = plan.numbers
+    known = [numbers.get("last_bad_step"), incident.first_bad.get("step"), plan.checkpoint.get("step")]
+    return max([step for step in known if step is not None] or [numbers.get("halt_step") or 0]) + watch_steps
+
+
+def sweep_watching() -> int:
+    """Resolve incidents whose watch window is over; returns how many. Safe to run twice."""
+    ended = 0
+    watched = Incident.objects.filter(
+        state__in=[S.WATCHING, S.OPEN], watch_until_step__isnull=False
+    ).values_list("pk", "run_id")
+    for pk, run_id in watched:
+        try:
+            ended += _end_watch(pk, run_id)
+        except Exception:
+            log.exception("the watch of incident %s could not be ended", pk)
+    return ended
+
+
+def sweep_expired() -> int:
+    """End requests and permits whose time has passed; returns how many. Safe to run twice."""
+    now, ended = timezone.now(), 0
+    due = ResumeRequest.objects.filter(
+        state=ResumeRequest.State.OPEN, expires_at__lte=now
+    ) | ResumeRequest.objects.filter(
+        state=ResumeRequest.State.APPROVED, permit__expires_at__lte=now, permit__launches=0
+    )
+    for request_id, incident_id, run_id in due.values_list(
+        "pk", "incident_id", "incident__run_id"
+    ).distinct():
+        with transaction.atomic():
+            lock_run(run_id)
+            incident = (
+                Incident.objects.select_for_update(no_key=True, of=("self",))
+                .select_related("run", "dossier")
+                .get(pk=incident_id)
+            )
+            request = permits.live_request(incident)
+            if request is None or request.pk != request_id:
+                continue
+            what = "the request" if request.state == ResumeRequest.State.OPEN else "the permit"
+            permits.expire(incident, request, f"{what} expired")
+            ended += 1
+    return ended
+
+
+def _permit(run: Run, permit_id: str) -> Permit | None:
+    try:
+        public_id = uuid.UUID(permit_id)
+    except ValueError:
+        return None
+    return (
+        Permit.objects.select_related("incident", "incident__run", "incident__dossier", "request__plan")
+        .filter(run=run, public_id=public_id)
+        .first()
+    )
+
+
+def _allows(permit: Permit, attempt: Attempt) -> bool:
+    return (
+        permit.state == Permit.State.EXCHANGED
+        and permit.attempt == attempt.number
+        and permit.launches == 0
+        and permit.incident.state == S.RESUMING
+        and permit.expires_at > timezone.now()
+    )
+
+
+def _accept(permit: Permit, attempt: Attempt) -> None:
+    incident, request, plan = permit.incident, permit.request, permit.request.plan
+    Permit.objects.filter(pk=permit.pk).update(launches=permit.launches + 1)
+    ResumeRequest.objects.filter(pk=request.pk).update(
+        state=ResumeRequest.State.USED, ended_at=timezone.now()
+    )
+    why = f"attempt {attempt.number} was launched with its permit"
+    if request.kind == ResumeRequest.Kind.FALSE_ALARM:
+        states.move(incident, S.FALSE_ALARM, why=why)
+        # Nothing failed, so there is no window to get past: the resume it let happen has happened.
+        Permit.objects.filter(pk=permit.pk).update(
+            state=Permit.State.SPENT, ended_at=timezone.now(), ended_why="false alarm: resumed in place"
+        )
+    else:
+        policy = policy_for(incident.run_id)
+        until = watch_from(incident, plan, policy.rollback.watch_steps)
+        states.move(incident, S.WATCHING, why=why, watch_until_step=until, watch_attempt=attempt.number)
+    directive = set_directive(
+        run=incident.run,
+        kind="continue",
+        attempt=attempt.number,
+        permit=str(permit.public_id),
+        why=why,
+    )
+    states.record(incident, kind="directive", text=f"continue, directive {directive.seq}: {why}")
+    _write_resumption(permit, attempt)
+
+
+def _write_resumption(permit: Permit, attempt: Attempt) -> None:
+    """Ledger rows of what the launch did: the rollback, the skip, and the resume itself."""
+    incident, plan, run = permit.incident, permit.request.plan, permit.run
+    numbers = plan.numbers
+    halt, old = numbers.get("halt_step"), numbers.get("attempt") or incident.attempt
+    before = positions.at(run, old, halt) if halt is not None else None
+    after, no_after = _after(plan)
+    ranks, no_ranks = holding.everyone(run, attempt.number)
+    decided = permit.request.approvals.order_by("id").last()
+    who = str(decided.approver.opaque_id) if decided else "andon"
+    reasons: dict[str, str] = {} if ranks else {"ranks": no_ranks}
+    reasons |= before.reasons("before") if before else {"before": "the step it stopped at is not known"}
+    reasons |= no_after
+    if halt is None:
+        reasons["step"] = "the step it stopped at is not known"
+    if not plan.checkpoint:
+        reasons["checkpoint"] = "none: the ranks go on from memory"
+    cost = costs.of_plan(incident, plan, policy_for(run.pk)).gpu_hours
+    common: dict[str, Any] = {
+        "run": run,
+        "decided_by": who,
+        "attempt": attempt.number,
+        "step": halt,
+        "ranks": ranks,
+        "before": before.values if before else None,
+        "after": after,
+        "checkpoint": plan.checkpoint or None,
+        "incident": incident,
+    }
+    policy = policy_for(run.pk)
+    if plan.kind in plans.ROLLBACKS:
+        lost = numbers.get("steps_lost")
+        more = {} if lost is not None else {"steps_lost": "the step it stopped at is not known"}
+        more |= {} if cost is not None else {"gpu_hours_lost": "step time or world size was not reported"}
+        ledger.append(
+            action="rollback",
+            why=plan.why or plan.get_kind_display(),
+            steps_lost=lost,
+            gpu_hours_lost=cost,
+            none_because=reasons | more,
+            budget=holding.budget(run, "rollback", policy.caps.rollbacks_per_day),
+            **common,
+        )
+    if plan.skip:
+        start, stop = plan.skip["from"], plan.skip["to"]
+        ledger.append(
+            action="skip",
+            why=f"samples {start} to {stop} are left out (half open, absolute)",
+            samples_skipped=stop - start,
+            none_because=reasons,
+            budget=holding.budget(run, "skip", policy.caps.skips_per_day),
+            **common,
+        )
+    ledger.append(
+        action="resume",
+        why=f"{plan.get_kind_display()}: attempt {attempt.number} launched with permit {permit.public_id}",
+        none_because=reasons,
+        **common,
+    )
+
+
+def _after(plan: Any) -> tuple[dict[str, int | None] | None, dict[str, str]]:
+    values = {name: plan.positions.get(name) for name in ledger.POSITIONS}
+    if all(value is None for value in values.values()):
+        return None, {"after": "the plan names no position: the ranks go on from memory"}
+    return values, {
+        f"after.{name}": "the checkpoint does not keep it" if plan.checkpoint else "it was not reported"
+        for name, value in values.items()
+        if value is None
+    }
+
+
+def _refuse(
+    run: Run, incident: Incident | None, attempt: Attempt, permit_id: str, permit: Permit | None
+) -> None:
+    """A launch while held without its permit: a finding, a ledger row, and the hold reaches the newcomer."""
+    said = _why_refused(attempt, permit_id, permit)
+    policy, now = policy_for(run.pk), timezone.now()
+    finding = Finding.objects.create(
+        run=run,
+        attempt=attempt.number,
+        kind=rules.LAUNCH_WITHOUT_PERMIT,
+        rule=RULE,
+        mode="act",
+        severity=Finding.Severity.HALT,
+        detail=said,
+        detector=RULE,
+        detector_version=VERSION,
+        policy_digest=policy.digest(),
+        numbers={"permit": permit_id},
+        occurred_at=attempt.launched_at,
+        received_at=now,
+        needs_incident=True,
+        incident=str(incident.pk) if incident else "",
+    )
+    changes = [said]
+    if incident is not None:
+        live = permits.live_request(incident)
+        if live is not None:
+            # The permit names an attempt number that is used up now.
+            permits.void(incident, live, changes)
+        states.record(
+            incident,
+            kind="launch",
+            text=said,
+            by=f"{RULE} v{VERSION}",
+            occurred_at=attempt.launched_at,
+            data={"attempt": attempt.number, "permit": permit_id},
+        )
+    holding.end_live_permit(run, said)
+    set_directive(
+        run=run,
+        kind="hold",
+        attempt=attempt.number,
+        incident=str(incident.pk) if incident else "",
+        mode=policy.hold.mode,
+        deadline=now,
+        why=said,
+    )
+    nothing = "none: the launch was refused, so nothing moved"
+    ledger.append(
+        run=run,
+        action="refused_launch",
+        why=said,
+        decided_by=f"{RULE} v{VERSION}",
+        attempt=attempt.number,
+        ranks=holding.everyone(run, attempt.number)[0],
+        detector=holding.detector_document(finding),
+        none_because=dict.fromkeys(("step", "ranks", "before", "after", "checkpoint"), nothing),
+        incident=incident,
+    )
+    if incident is None:
+        opening.take(run, [finding])
+
+
+def _why_refused(attempt: Attempt, permit_id: str, permit: Permit | None) -> str:
+    number = attempt.number
+    if not permit_id:
+        return f"attempt {number} was launched while the run is held, without a permit"
+    if permit is None:
+        return f"attempt {number} was launched while the run is held, with a permit Andon never issued"
+    if permit.state == Permit.State.ISSUED:
+        return f"attempt {number} was launched with a permit that nobody had taken"
+    if permit.state == Permit.State.EXCHANGED and permit.attempt != number:
+        return f"attempt {number} was launched with the permit of attempt {permit.attempt}"
+    if permit.expires_at <= timezone.now():
+        return f"attempt {number} was launched with a permit that expired"
+    return f"attempt {number} was launched with a permit that is {permit.state}"
+
+
+def _watch_newer(incident: Incident, attempt: Attempt) -> None:
+    """A restart under continue (hardware, by the supervisor) is watched in place of the one before."""
+    Incident.objects.filter(pk=incident.pk, state=S.WATCHING, watch_attempt__lt=attempt.number).update(
+        watch_attempt=attempt.number
+    )
+
+
+def _is_past(checkpoint: Checkpoint, permit: Permit) -> bool:
+    plan = permit.request.plan
+    began = plan.checkpoint.get("step")
+    if began is not None and checkpoint.step <= began:
+        return False
+    if plan.skip and checkpoint.loader_position is not None:
+        return checkpoint.loader_position >= int(plan.skip["to"])
+    last = plan.numbers.get("last_bad_step")
+    return last is None or checkpoint.step > int(last)
+
+
+def _end_watch(pk: int, run_id: int) -> int:
+    with transaction.atomic():
+        lock_run(run_id)
+        incident = Incident.objects.select_for_update(no_key=True, of=("self",)).get(pk=pk)
+        if incident.watch_until_step is None or incident.state not in (S.WATCHING, S.OPEN):
+            return 0
+        if incident.state == S.OPEN and incident.holds:
+            return 0
+        progress = RunProgress.objects.filter(run_id=run_id).first()
+        if progress is None or progress.step is None or progress.attempt is None:
+            return 0
+        if progress.attempt < (incident.watch_attempt or 0) or progress.step < incident.watch_until_step:
+            return 0
+        if Finding.objects.filter(run_id=run_id, needs_incident=True, incident="").exists():
+            return 0  # something was seen that nobody has looked at: not clean yet
+        clean = f"clean to step {progress.step}: the watch window is over"
+        return int(states.move(incident, S.RESOLVED, why=clean))

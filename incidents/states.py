@@ -1,0 +1,82 @@
+"""How an incident moves: compare-and-set, with a history row for every turning point."""
+
+from datetime import datetime
+from typing import Any
+
+from django.utils import timezone
+
+from incidents.models import Incident, StateChange, TimelineEntry
+from runs.models import Person
+
+S = Incident.State
+# From → to. What is not here cannot happen, whoever asks.
+MOVES: dict[str, frozenset[str]] = {
+    S.OPEN: frozenset({S.APPROVED, S.RESOLVED, S.FALSE_ALARM}),
+    S.APPROVED: frozenset({S.RESUMING, S.OPEN}),
+    S.RESUMING: frozenset({S.WATCHING, S.FALSE_ALARM, S.OPEN}),
+    S.WATCHING: frozenset({S.RESOLVED, S.OPEN}),
+}
+
+
+def move(
+    incident: Incident, after: str, *, person: Person | None = None, why: str = "", **fields: Any
+) -> bool:
+    """Move `incident` from the state it was read in to `after`; False when somebody else moved it first.
+
+    Args:
+        person: who decided; None: the system did it.
+        fields: other fields of the incident that change with it.
+
+    Raises:
+        ValueError: there is no such turning point.
+    """
+    before = incident.state
+    if after not in MOVES.get(before, frozenset()):
+        raise ValueError(f"an incident does not go from {before} to {after}")
+    now = timezone.now()
+    if after in (S.RESOLVED, S.FALSE_ALARM):
+        fields.setdefault("resolved_at", now)
+    if not Incident.objects.filter(pk=incident.pk, state=before).update(state=after, **fields):
+        return False
+    incident.state = after
+    for name, value in fields.items():
+        setattr(incident, name, value)
+    StateChange.objects.create(incident=incident, before=before, after=after, at=now, person=person, why=why)
+    record(incident, kind="state", text=f"{before} → {after}" + (f": {why}" if why else ""), person=person)
+    return True
+
+
+def record(
+    incident: Incident,
+    *,
+    kind: str,
+    text: str,
+    person: Person | None = None,
+    by: str = "",
+    source: str = "",
+    occurred_at: datetime | None = None,
+    received_at: datetime | None = None,
+    data: dict[str, Any] | None = None,
+) -> TimelineEntry:
+    """Write one timeline entry. Without `source` it is people's when a person did it, else Andon's."""
+    received = received_at or timezone.now()
+    return TimelineEntry.objects.create(
+        incident=incident,
+        occurred_at=occurred_at or received,
+        received_at=received,
+        source=source or (TimelineEntry.Source.PEOPLE if person else TimelineEntry.Source.ANDON),
+        person=person,
+        by=by[:100],
+        kind=kind,
+        text=text,
+        data=data or {},
+    )
+
+
+def unresolved(run_id: int) -> Incident | None:
+    """Return the one incident of a run that is not resolved."""
+    return (
+        Incident.objects.select_related("run", "dossier")
+        .filter(run_id=run_id, state__in=Incident.UNRESOLVED)
+        .first()
+    )
