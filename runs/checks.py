@@ -34,7 +34,7 @@ def sql_objects_exist(databases: Sequence[str] | None = None, **_: Any) -> list[
                     errors.append(
                         Error(
                             f"{kind} {name}{where} is missing or disabled in database {alias!r}",
-                            hint="Run `manage.py migrate`; if it was dropped by hand, restore it from runs/sql.py.",
+                            hint="Run `manage.py migrate`; if dropped by hand, restore it from runs/sql.py.",
                             id="runs.E001",
                         )
                     )

@@ -1,17 +1,23 @@
 """Which run signed a request: secrets cached for seconds, checked before anything else is read."""
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, field
 
+from django.db import transaction
 from django.db.models import Q
+from django.db.models.signals import post_save
 from django.http import HttpRequest
 from django.utils import timezone
 
+from andon.policy import Policy
 from andon.signing import SignatureError, verify_get, verify_webhook
-from runs.models import Run, RunSecret
+from runs.models import PolicyVersion, Run, RunSecret
 from runs.policies import policy_for
 from runs.problems import Problem
+
+log = logging.getLogger(__name__)
 
 CACHE_S = 5.0  # how long a withdrawn secret may still be taken
 RELOAD_S = 1.0  # a wrong signature asks the database again at most this often per run
@@ -21,15 +27,12 @@ CACHED_RUNS = 10_000
 
 @dataclass(slots=True)
 class KnownRun:
-    """What the receiver must know of a run before it may read a body."""
+    """What the receiver knows of a run without asking the database at every post."""
 
     run_id: int
     slug: str
     secrets: list[str]
-    small_per_s: float
-    small_burst: int
-    large_per_s: float
-    large_burst: int
+    policy: Policy
     loaded_at: float = field(default_factory=time.monotonic)
 
 
@@ -57,20 +60,16 @@ def known_run(slug: str, *, max_age_s: float = CACHE_S) -> KnownRun:
         Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now()), run=run
     ).order_by("-created_at")
     try:
-        rate = policy_for(run.pk).rate
+        policy = policy_for(run.pk)
     except ValueError:
-        # A policy that cannot be read must not shut the door on data; watching reports it.
-        from andon.policy import RateRules
-
-        rate = RateRules()
+        # A policy that cannot be read must neither shut the door on data nor leave the run unwatched.
+        log.exception("run %s: its policy cannot be read, the defaults are in force", slug)
+        policy = Policy()
     known = KnownRun(
         run.pk,
         slug,
         list(secrets.values_list("secret", flat=True)),
-        rate.small_per_s,
-        rate.small_burst,
-        rate.large_per_s,
-        rate.large_burst,
+        policy,
     )
     with _lock:
         if len(_known) >= CACHED_RUNS:
@@ -146,3 +145,12 @@ def _note_use(known: KnownRun) -> None:
     RunSecret.objects.filter(run_id=known.run_id, secret__in=known.secrets).filter(
         Q(expires_at__isnull=True) | Q(expires_at__gt=timezone.now())
     ).update(last_used_at=timezone.now())
+
+
+def _changed(sender: object, **_: object) -> None:
+    transaction.on_commit(forget, robust=True)
+
+
+# A process knows at once what it wrote itself; the others within CACHE_S.
+post_save.connect(_changed, sender=PolicyVersion, dispatch_uid="runs.identity.policy")
+post_save.connect(_changed, sender=RunSecret, dispatch_uid="runs.identity.secret")

@@ -64,7 +64,7 @@ class Problem(Exception):
 def install(api: NinjaAPI) -> None:
     """Make `api` answer a raised `Problem` with its document."""
 
-    def answer(request: HttpRequest, error: Exception) -> HttpResponse:
+    def answer(request: HttpRequest, error: Problem | type[Problem]) -> HttpResponse:
         assert isinstance(error, Problem)
         return error.response()
 

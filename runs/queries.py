@@ -37,14 +37,14 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
     raise NotImplementedError
 
 
-def series(
+def series(  # noqa: PLR0917
     run: Run, attempt: int, names: list[str], step_first: int, step_last: int, max_points: int
 ) -> dict[str, list[Point]]:
     """Return reduced series by name, at most `max_points` each (min and max of each bucket kept)."""
     raise NotImplementedError
 
 
-def grid_states(
+def grid_states(  # noqa: PLR0917
     run: Run,
     attempt: int,
     step_first: int,

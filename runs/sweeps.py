@@ -29,7 +29,7 @@ def forget_receipts() -> int:
                 " ORDER BY received_at LIMIT %s FOR UPDATE SKIP LOCKED)",
                 [RECEIPT_DAYS, BATCH],
             )
-            deleted = cursor.rowcount
+            deleted = int(cursor.rowcount)
         gone += deleted
         if deleted < BATCH:
             return gone

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from django.db import close_old_connections, connection, transaction
-from django.db.models import F, Q
+from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
 from runs import bell
@@ -72,7 +72,7 @@ class Lease:
         if not self._mine().select_for_update().exists():
             raise LeaseLost(f"work {self.work_id} was taken over")
 
-    def _mine(self):  # type: ignore[no-untyped-def]
+    def _mine(self) -> QuerySet[Work]:
         return Work.objects.filter(pk=self.work_id, lease_token=self.token, state=Work.State.CLAIMED)
 
     def _keep(self) -> None:
@@ -114,7 +114,8 @@ def enqueue(
     work = Work(kind=kind, key=key, payload=payload or {}, not_before=due)
     with connection.cursor() as cursor:
         cursor.execute(
-            "INSERT INTO runs_work (kind, key, payload, state, not_before, attempts, again, error, created_at)"
+            "INSERT INTO runs_work"
+            " (kind, key, payload, state, not_before, attempts, again, error, created_at)"
             " VALUES (%s, %s, %s, 'due', %s, 0, false, '', now())"
             " ON CONFLICT (kind, key) WHERE state IN ('due', 'claimed') DO UPDATE SET"
             " not_before = LEAST(runs_work.not_before, EXCLUDED.not_before), payload = EXCLUDED.payload,"

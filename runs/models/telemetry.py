@@ -71,8 +71,9 @@ class Frame(models.Model):
     lanes = models.JSONField(null=True)  # names of text lanes
     rows = models.IntegerField()
     metrics = models.JSONField(default=list)
-    state_plane = models.BinaryField(null=True)  # zstd of uint8 [steps, lanes], one state code per cell
+    state_plane = models.BinaryField(null=True)  # see runs.planes: one state code per cell
     bad_cells = models.IntegerField(default=0)
+    skips = models.BooleanField(default=False)  # some step of it says that its update was not applied
     backfill = models.BooleanField(default=False)
     webhook_id = models.TextField()
 

@@ -1,0 +1,23 @@
+"""The answer to a post, with the directive in force spliced in as the signed text it was stored as."""
+
+import json
+from collections.abc import Sequence
+
+from django.http import HttpResponse
+
+from andon.wire import Refusal
+
+
+def counts(accepted: int, refused: Sequence[Refusal]) -> dict[str, object]:
+    """Return the part of an answer that a repeat of the post gets again."""
+    return {
+        "accepted": accepted,
+        "refused": [{"index": r.index, "field": r.field, "detail": r.detail} for r in refused],
+    }
+
+
+def accepted(first: dict[str, object], directive: str | None, *, duplicate: bool) -> HttpResponse:
+    """Return 202 with the first counts and the current directive (JSON text, None: the run has none)."""
+    head = json.dumps(first | {"duplicate": duplicate, "wanted": 0})[:-1]
+    body = f'{head}, "directive": {directive or "null"}}}'
+    return HttpResponse(body, content_type="application/json", status=202)

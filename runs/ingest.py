@@ -1,0 +1,261 @@
+"""The ingest transaction of events: store, look at it, hold if it must, answer with what is in force.
+
+Most posts hold nothing that anyone must act on and cost one statement (`runs.sql`). A post that opens
+an attempt, acknowledges, commits a checkpoint, is late or shows something nonfinite takes the long
+way: one transaction with the same outcome for the data.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from django.db import OperationalError, transaction
+from django.http import HttpResponse
+from psycopg import errors
+from psycopg.types.json import Jsonb
+
+from andon.detect.nonfinite import event_cells, judge_event
+from andon.policy import Policy
+from andon.wire import DecodedEvents, Event, format_time
+from runs import answers, bell, judging, minima, reports
+from runs.attempts import Attempts
+from runs.clocks import late_events, skew_finding
+from runs.judging import Judged
+from runs.problems import Problem
+from runs.progress import board, shown_values
+from runs.rows import Post, directive_text, find_receipt, insert_receipt, raw_cursor
+from runs.unread import keep_unread
+
+log = logging.getLogger(__name__)
+
+TRIES = 3  # of a transaction that lost a deadlock or was told to retry
+_WATCHED = frozenset({"step", "skip"})
+
+
+class Duplicate(Exception):
+    """The id of this post was taken before."""
+
+
+def answer_repeat(post: Post) -> HttpResponse | None:
+    """Return the answer to a repeat of an accepted post, None when its id was never accepted.
+
+    Raises:
+        Problem: 409, the id was accepted with another body.
+    """
+    receipt = find_receipt(post.run_id, post.webhook_id)
+    if receipt is None:
+        return None
+    if receipt.sha256 != post.sha256:
+        raise Problem(
+            409,
+            "id-reused",
+            f"webhook-id {post.webhook_id!r} was accepted with another body: every post needs its own id.",
+            field="webhook-id",
+        )
+    return answers.accepted(receipt.answer, directive_text(post.run_id), duplicate=True)
+
+
+def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpResponse:
+    """Store the events of one post and return the answer.
+
+    Raises:
+        Problem: 409, the id was accepted with another body.
+        django.db.Error: nothing was stored.
+    """
+    first = answers.counts(len(decoded.events), decoded.refused)
+    events = [_Taken.of(index, event, post) for index, event in decoded.events]
+    answer = None
+    if not decoded.refused and not any(one.needs_care(policy) for one in events):
+        answer = _take_clean(post, events, first)
+    if answer is None:
+        answer = retried(lambda: _take_with_care(post, decoded, events, policy, first)) or answer_repeat(post)
+    if answer is None:
+        raise Duplicate  # refused by a transaction that then rolled back: the sender tries again
+    _after(post, events)
+    return answer
+
+
+@dataclass(slots=True)
+class _Taken:
+    """One event on its way into the store."""
+
+    index: int
+    event: Event
+    occurred_at: datetime
+    late_s: float
+    attempt: int | None
+    backfill: bool = False
+
+    @classmethod
+    def of(cls, index: int, event: Event, post: Post) -> "_Taken":
+        if event.occurred_ns is None:
+            return cls(index, event, post.received_at, 0.0, event.attempt)
+        occurred = datetime.fromtimestamp(event.occurred_ns / 1e9, UTC)
+        late_s = post.received_at.timestamp() - (event.occurred_ns / 1e9 + post.offset_s)
+        return cls(index, event, occurred, late_s, event.attempt)
+
+    def needs_care(self, policy: Policy) -> bool:
+        event = self.event
+        return (
+            event.type in reports.REPORTS
+            or self.late_s > policy.nonfinite.backfill_after_s
+            or bool(event.flags)
+            or bool(event.data.get("nonfinite"))
+        )
+
+    def row(self) -> dict[str, Any]:
+        event = self.event
+        row: dict[str, Any] = {"t": event.type, "i": self.index, "d": event.data, "v": event.view}
+        if event.step is not None:
+            row["s"] = event.step
+        if event.rank is not None:
+            row["r"] = event.rank
+        if event.node is not None:
+            row["n"] = event.node
+        if self.attempt is not None:
+            row["a"] = self.attempt
+        if event.occurred_ns is not None:
+            row["o"] = format_time(event.occurred_ns)
+        if self.backfill:
+            row["b"] = True
+        if event.ranks is not None:
+            row["k"] = event.ranks
+        if event.flags:
+            row["f"] = event.flags
+        if event.extra:
+            row["d"] = {**event.data, "$extra": event.extra}
+        return row
+
+
+_TAKE = "SELECT taken, directive FROM andon_take_events(%s, %s, %b, %s, %s, %s, %s)"
+_STORE = "SELECT andon_store_events(%s, %s, %s, %s, %s)"
+
+
+def _take_clean(post: Post, events: Sequence[_Taken], first: dict[str, object]) -> HttpResponse | None:
+    """Store events nobody must act on, in one statement; None when that cannot be decided there."""
+    with raw_cursor() as cursor:
+        cursor.execute(
+            _TAKE,
+            (
+                post.run_id,
+                post.webhook_id,
+                post.sha256,
+                post.received_at,
+                Jsonb(first),
+                max((one.attempt or 0 for one in events), default=0),
+                msgspec.json.encode([one.row() for one in events]).decode(),
+            ),
+        )
+        taken, directive = cursor.fetchone() or (False, None)
+    return answers.accepted(first, directive, duplicate=False) if taken else None
+
+
+def _take_with_care(
+    post: Post, decoded: DecodedEvents, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
+) -> HttpResponse | None:
+    with transaction.atomic():
+        if not insert_receipt(post, first):
+            return None
+        judged: list[Judged] = []
+        late = late_events(
+            post, [(one.late_s, one.occurred_at) for one in events], policy.nonfinite.backfill_after_s
+        )
+        attempts = Attempts(post.run_id, post.received_at)
+        for one, is_late in zip(events, late.backfill, strict=True):
+            one.attempt = reports.attempt_of(one.event, attempts, one.occurred_at)
+            one.backfill = is_late
+        for one in events:
+            # Only now: an attempt opened by the last event of a post makes its first events backfill.
+            one.backfill = one.backfill or (one.attempt or 0) < attempts.current
+        if late.skew_s is not None:
+            judged.append(skew_finding(late.skew_s, attempts.current, post.received_at))
+        with raw_cursor() as cursor:
+            rows = msgspec.json.encode([one.row() for one in events]).decode()
+            cursor.execute(_STORE, (post.run_id, post.webhook_id, post.received_at, attempts.current, rows))
+        for one in events:
+            assert one.attempt is not None
+            reports.take(
+                run_id=post.run_id,
+                event=one.event,
+                attempt=one.attempt,
+                attempts=attempts,
+                occurred_at=one.occurred_at,
+                received_at=post.received_at,
+            )
+            judged += _look_at(post, one, policy)
+        findings = judging.store(
+            run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at
+        )
+        judging.act(run_id=post.run_id, policy=policy, findings=findings)
+        directive = directive_text(post.run_id)
+        if decoded.refused:
+            keep_unread(
+                run_id=post.run_id,
+                webhook_id=post.webhook_id,
+                received_at=post.received_at,
+                content_type=post.content_type,
+                encoding=post.encoding,
+                status=202,
+                problem=first,
+                body=post.body,
+            )
+    return answers.accepted(first, directive, duplicate=False)
+
+
+def _look_at(post: Post, one: _Taken, policy: Policy) -> list[Judged]:
+    """Judge what must be decided within the step, and keep where each lane first went bad."""
+    event = one.event
+    if not event.flags and not event.data.get("nonfinite"):
+        return []
+    assert one.attempt is not None
+    try:
+        cells = event_cells(event)
+        said = judge_event(event, policy, backfill=one.backfill)
+    except Exception as error:
+        # Data is stored whatever a detector thinks of it; the run is shown as not watched.
+        log.exception("run %s: event %s of %s not judged", post.run_id, one.index, post.webhook_id)
+        reports.not_watched(post.run_id, error)
+        return []
+    minima.take(post.run_id, one.attempt, cells, minima.Seen("rank", one.occurred_at, post.received_at))
+    return [Judged(finding, one.attempt, one.backfill, one.occurred_at) for finding in said]
+
+
+def retried(take: Callable[[], HttpResponse | None]) -> HttpResponse | None:
+    """Run a whole ingest transaction, again when it lost a deadlock: nothing of it is stored then."""
+    for tries in range(1, TRIES + 1):
+        try:
+            return take()
+        except OperationalError as error:
+            lost = isinstance(error.__cause__, errors.DeadlockDetected | errors.SerializationFailure)
+            if not lost or tries == TRIES:
+                raise
+            time.sleep(0.01 * tries)
+    raise AssertionError("unreachable")
+
+
+def _after(post: Post, events: Sequence[_Taken]) -> None:
+    """What follows the commit: note progress, ring for the worker. None of it may cost the answer."""
+    newest: _Taken | None = None
+    watched = False
+    for one in events:
+        watched = watched or one.event.type in _WATCHED
+        is_step = one.event.type == "step" and not one.backfill
+        if is_step and (newest is None or (one.event.step or 0) >= (newest.event.step or 0)):
+            newest = one
+    node = next((one.event.node for one in events if one.event.node), None)
+    board.note(
+        post.run_id,
+        at=post.received_at,
+        attempt=None if newest is None else newest.attempt,
+        step=None if newest is None else newest.event.step,
+        values={}
+        if newest is None
+        else shown_values(newest.event.step or 0, newest.event.data, newest.event.flags),
+        node=node,
+    )
+    if watched or any(one.event.flags for one in events):
+        bell.ring("runs.tasks.look", post.run_id)

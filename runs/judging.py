@@ -1,0 +1,280 @@
+"""From what a detector says to finding rows, and from an acting finding to a held run.
+
+A dead run repeats itself at every step on every rank. A finding is stored when it says something
+new: `says` is the digest of what it says, and a second row with the same digest is not inserted.
+"""
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+import msgspec
+from django.db import IntegrityError, connection, transaction
+from django.utils import timezone
+from psycopg.types.json import Jsonb
+
+from andon.detect.finding import Finding as Said
+from andon.policy import Policy
+from runs import directives
+from runs.locks import lock_run
+from runs.models import Directive, Finding, Pending, Run
+from runs.rows import raw_cursor
+from runs.signals import findings_stored
+
+log = logging.getLogger(__name__)
+
+OPENING_WAIT = "2s"  # for locks, while an incident is opened: the reply must go out
+SAME_STEPS = 100  # findings that hold nothing are told once per so many steps
+MAX_PER_POST = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a detector said about one value, and of which attempt and time that value was."""
+
+    said: Said
+    attempt: int
+    backfill: bool
+    occurred_at: datetime
+
+
+def coalesce(judged: Iterable[Judged]) -> list[Judged]:
+    """Join findings of one post that differ only in step: the earliest stands, with the last step."""
+    kept: dict[tuple[object, ...], Judged] = {}
+    for one in judged:
+        said = one.said
+        key = (
+            one.attempt,
+            one.backfill,
+            said.kind,
+            said.severity,
+            said.rule,
+            said.series,
+            said.view,
+            said.lanes,
+        )
+        first = kept.get(key)
+        if first is None:
+            kept[key] = one
+            continue
+        early, late = (one, first) if (said.step or 0) < (first.said.step or 0) else (first, one)
+        times = int(first.said.numbers.get("times") or 1) + 1
+        last = max(late.said.step or 0, int(first.said.numbers.get("last_step") or 0))
+        numbers = {**early.said.numbers, "times": times, "last_step": last}
+        kept[key] = replace(early, said=msgspec.structs.replace(early.said, numbers=numbers))
+    return list(kept.values())
+
+
+def store(*, run_id: int, policy: Policy, judged: Sequence[Judged], received_at: datetime) -> list[Finding]:
+    """Insert what is new among `judged` and return those rows, attached to the incident that holds.
+
+    Runs in the transaction that stores the data. Rules that are off say nothing. A finding that must
+    act has `needs_incident` set, unless the run is held by an incident already: then it joins that.
+    """
+    spoken = [one for one in coalesce(judged) if policy.mode(one.said.rule) != "off"][:MAX_PER_POST]
+    if not spoken:
+        return []
+    directive = directives.current(run_id)
+    holding = directive is not None and directive.kind == Directive.Kind.HOLD
+    digest = policy.digest()
+    rows = []
+    for one in spoken:
+        row = _row(run_id, one, policy, digest, received_at)
+        if holding and directive is not None and row.needs_incident:
+            row.incident = directive.incident
+            row.needs_incident = not directive.incident
+        row.says = _says(one, directive, holding)
+        if _insert(row):
+            rows.append(row)
+    _show_joined(rows, directive)
+    return rows
+
+
+def _row(run_id: int, one: Judged, policy: Policy, digest: str, received_at: datetime) -> Finding:
+    said = one.said
+    document = said.to_document()
+    score = said.score
+    numbers = document["numbers"]
+    if said.phase is not None:
+        numbers = {**numbers, "phase": said.phase}
+    if said.micro_batch is not None:
+        numbers = {**numbers, "micro_batch": said.micro_batch}
+    mode = policy.mode(said.rule)
+    return Finding(
+        run_id=run_id,
+        attempt=one.attempt,
+        kind=said.kind[:64],
+        rule=said.rule[:32],
+        mode=mode,
+        severity=said.severity,
+        step=said.step,
+        lanes=document["lanes"],
+        series=said.series[:100],
+        view=said.view,
+        score=score if score is not None and score - score == 0 else None,
+        numbers=numbers,
+        detail=said.detail,
+        detector=said.detector,
+        detector_version=str(said.detector_version),
+        policy_digest=digest,
+        backfill=one.backfill,
+        occurred_at=one.occurred_at,
+        received_at=received_at,
+        needs_incident=mode == "act" and said.severity in ("warn", "halt") and not one.backfill,
+    )
+
+
+def _says(one: Judged, directive: Directive | None, holding: bool) -> str:
+    said = one.said
+    # While held, a lane speaks once. Otherwise every halt speaks, since it must hold the run, and
+    # what holds nothing speaks again after a while.
+    seq = 0 if directive is None else directive.seq
+    if holding:
+        when: object = "held"
+    elif said.severity == "halt":
+        when = said.step
+    else:
+        when = None if said.step is None else said.step // SAME_STEPS
+    parts = [
+        one.attempt,
+        one.backfill,
+        said.kind,
+        said.rule,
+        said.series,
+        said.view,
+        said.severity,
+        seq,
+        when,
+    ]
+    text = msgspec.json.encode([*parts, list(said.lanes)])
+    return hashlib.sha256(text).hexdigest()
+
+
+_INSERT = (
+    "INSERT INTO runs_finding (run_id, attempt, kind, rule, mode, severity, step, lanes, series, view, score,"
+    " numbers, detail, detector, detector_version, policy_digest, backfill, occurred_at, received_at,"
+    " created_at, needs_incident, incident, says)"
+    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+    " ON CONFLICT (run_id, says) DO NOTHING RETURNING id"
+)
+
+
+def _insert(row: Finding) -> bool:
+    row.created_at = timezone.now()
+    with raw_cursor() as cursor:
+        cursor.execute(
+            _INSERT,
+            (
+                row.run_id,
+                row.attempt,
+                row.kind,
+                row.rule,
+                row.mode,
+                row.severity,
+                row.step,
+                Jsonb(row.lanes),
+                row.series,
+                row.view,
+                row.score,
+                Jsonb(row.numbers),
+                row.detail,
+                row.detector,
+                row.detector_version,
+                row.policy_digest,
+                row.backfill,
+                row.occurred_at,
+                row.received_at,
+                row.created_at,
+                row.needs_incident,
+                row.incident,
+                row.says,
+            ),
+        )
+        found = cursor.fetchone()
+    if found is None:
+        return False
+    row.pk = found[0]
+    row._state.adding = False
+    return True
+
+
+def _show_joined(rows: Sequence[Finding], directive: Directive | None) -> None:
+    """Leave findings that joined, or belong to the held attempt's past, for a worker to show upwards.
+
+    Only the post that opens an incident locks the run; the incident hears of the others in batches.
+    """
+    if directive is None or directive.kind != Directive.Kind.HOLD or not directive.incident:
+        return
+    joined = [
+        row
+        for row in rows
+        if row.incident or (row.backfill and row.mode == "act" and row.attempt == directive.attempt)
+    ]
+    if joined:
+        Pending.objects.bulk_create(
+            Pending(run_id=row.run_id, what="finding", ref=row.pk, received_at=row.received_at)
+            for row in joined
+        )
+
+
+def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> None:
+    """Let acting findings open an incident, in a savepoint of the transaction that stored them.
+
+    If that fails for any reason the data and the findings stay, and a halt holds the run without an
+    incident; the findings keep `needs_incident` and the sweep opens the incident later.
+    """
+    waiting = [row for row in findings if row.needs_incident and not row.incident]
+    if not waiting:
+        return
+    directive = directives.current(run_id)
+    if directive is not None and directive.kind == Directive.Kind.HOLD and not directive.incident:
+        return  # opening failed before: the sweep has it, and trying at every post would lock the run
+    halts = any(row.severity == Finding.Severity.HALT for row in waiting)
+    try:
+        with transaction.atomic():
+            _tell(run_id, waiting)
+    except Exception:
+        log.exception("run %s: no incident could be opened; data and findings are kept", run_id)
+    if halts:
+        _hold_anyway(run_id, policy)
+
+
+def _tell(run_id: int, waiting: list[Finding]) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [OPENING_WAIT])
+    run = lock_run(run_id)
+    directive = directives.current(run_id)
+    if directive is not None and directive.kind == Directive.Kind.HOLD and directive.incident:
+        # Another post opened it while this one waited for the lock: join it as a latecomer does.
+        ids = [row.pk for row in waiting]
+        Finding.objects.filter(pk__in=ids).update(incident=directive.incident, needs_incident=False)
+        for row in waiting:
+            row.incident, row.needs_incident = directive.incident, False
+        _show_joined(waiting, directive)
+    else:
+        findings_stored.send(sender=Finding, run=run, findings=waiting)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT set_config('lock_timeout', '0', true)")
+
+
+def _hold_anyway(run_id: int, policy: Policy) -> None:
+    """Hold the run if nothing holds it. A number taken by another is that other's newer directive."""
+    for _ in range(5):
+        directive = directives.current(run_id)
+        if directive is not None and directive.kind == Directive.Kind.HOLD:
+            return
+        try:
+            with transaction.atomic():
+                directives.set_directive(
+                    run=Run.objects.get(pk=run_id),
+                    kind="hold",
+                    mode=policy.hold.mode,
+                    deadline=timezone.now() + timedelta(seconds=policy.hold.deadline_s),
+                    why="nonfinite or halted, and no incident could be opened",
+                )
+        except IntegrityError:
+            continue
+        log.error("run %s: held without an incident", run_id)
+        return
