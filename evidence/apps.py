@@ -7,3 +7,7 @@ class EvidenceConfig(AppConfig):
     """Dossiers, items, stored objects, custody and seals."""
 
     name = "evidence"
+
+    def ready(self) -> None:
+        """Register checks, receivers and the handlers of this app's work."""
+        from evidence import checks, collecting, receivers, verify_checkpoints  # noqa: F401

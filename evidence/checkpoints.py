@@ -72,7 +72,9 @@ def choose(
     undecided = [
         one
         for one in within
-        if one.state == Checkpoint.State.COMMITTED and (best is None or _newer(one, best))
+        if one.state == Checkpoint.State.COMMITTED
+        and "cannot" not in one.verification
+        and (best is None or _newer(one, best))
     ]
     first_bad = None
     if first_bad_step is not None:

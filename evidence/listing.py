@@ -158,14 +158,14 @@ def ticks(lines: list[ItemLine]) -> list[Tick]:
 def names(opaque_ids: list[str]) -> dict[str, str]:
     """Return names for opaque ids of people; an erased person is not in it."""
     wanted = [value for value in set(opaque_ids) if len(value) == 36]
-    return {
-        str(person.opaque_id): person.username for person in Person.objects.filter(opaque_id__in=wanted)
-    }
+    return {str(person.opaque_id): person.username for person in Person.objects.filter(opaque_id__in=wanted)}
 
 
 def chain_of(dossier: Dossier) -> Chain:
     """Return the checked chain of custody; checked anew whenever a row or a seal was added."""
-    last = CustodyRow.objects.filter(dossier=dossier).order_by("-seq").values_list("digest", flat=True).first()
+    last = (
+        CustodyRow.objects.filter(dossier=dossier).order_by("-seq").values_list("digest", flat=True).first()
+    )
     seal = Seal.objects.filter(dossier=dossier).order_by("-number").values_list("number", flat=True).first()
     # A rewritten row in the middle leaves the head as it is, so the check is repeated every minute.
     return _checked(dossier.pk, last or "", seal or 0, int(timezone.now().timestamp()) // 60)
@@ -188,9 +188,7 @@ def _checked(dossier_id: int, head: str, seal_number: int, minute: int) -> Chain
 
 def lock_sentences(dossier: Dossier) -> tuple[str, bool]:
     """Return what protects the stored objects, as the store answered, and whether it is a real lock."""
-    objects = list(
-        StoredObject.objects.filter(item__dossier=dossier).values_list("protected_by", flat=True)
-    )
+    objects = list(StoredObject.objects.filter(item__dossier=dossier).values_list("protected_by", flat=True))
     probe = StoreProbe.objects.order_by("-probed_at").first()
     tested = f", tested {formatting.clock(probe.probed_at, timezone.now())} UTC" if probe is not None else ""
     if not objects:
@@ -204,7 +202,9 @@ def lock_sentences(dossier: Dossier) -> tuple[str, bool]:
     if dates:
         first = min(datetime.fromisoformat(date) for date in dates)
         modes = sorted({str(entry["mode"]).lower() for entry in objects if entry.get("mode")})
-        words.append(f"Locked until {formatting.day(first, timezone.now())} {first.year} ({', '.join(modes)})")
+        words.append(
+            f"Locked until {formatting.day(first, timezone.now())} {first.year} ({', '.join(modes)})"
+        )
     if all(entry.get("legal_hold") for entry in locked):
         words.append("on legal hold" if words else "On legal hold")
     says = " and ".join(words)

@@ -298,6 +298,8 @@ def _point_at(item: Item, checkpoint: Checkpoint, called: str) -> None:
     item.source.pop("undecided", None)
     item.source.pop("verified", None)
     item.bytes_total = checkpoint.bytes_total or None
+    item.files, item.digest, item.protected_by = [], "", {}
+    item.silent_since = None
 
 
 def _hold(dossier: Dossier, items: Iterable[Item], undecided: Iterable[Checkpoint], now: datetime) -> None:

@@ -32,7 +32,10 @@ class SourceError(Exception):
 class Source(Protocol):
     """Bytes that can be read more than once."""
 
-    bytes_total: int
+    @property
+    def bytes_total(self) -> int:
+        """Return how many bytes there are."""
+        ...
 
     def open(self, start: int = 0) -> IO[bytes]:
         """Return a stream of the bytes from offset `start`.
@@ -159,7 +162,7 @@ def _file_source(uri: str) -> FileSource:
 
 def _s3_source(uri: str, version_id: str) -> S3Source:
     bucket, key = s3_place(uri)
-    client = s3client.source_client()
+    client: Any = s3client.source_client()
     wanted = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
     try:
         head = client.head_object(**wanted)

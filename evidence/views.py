@@ -65,7 +65,11 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
     found = _dossier_or_404(request, dossier_id)
     rows = list(CustodyRow.objects.filter(dossier=found).order_by("-seq")[:PAGE_ROWS])
     people = listing.names([row.who for row in rows] + [found.opened_by])
-    objects = StoredObject.objects.filter(item__dossier=found).select_related("item").order_by("item__order", "path")
+    objects = (
+        StoredObject.objects.filter(item__dossier=found)
+        .select_related("item")
+        .order_by("item__order", "path")
+    )
     held_by = dict(
         Hold.objects.filter(dossier=found, released_at=None).values_list("item").annotate(n=Count("id"))
     )
@@ -81,10 +85,13 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
             "objects": objects[:PAGE_ROWS],
             "objects_total": objects.count(),
             "custody": [
-                (row, "Andon" if row.who == custody.ANDON else people.get(row.who, "somebody")) for row in rows
+                (row, "Andon" if row.who == custody.ANDON else people.get(row.who, "somebody"))
+                for row in rows
             ],
             "custody_total": CustodyRow.objects.filter(dossier=found).count(),
-            "holds": Hold.objects.filter(dossier=found).select_related("item").order_by("placed_at", "id")[:PAGE_ROWS],
+            "holds": Hold.objects.filter(dossier=found)
+            .select_related("item")
+            .order_by("placed_at", "id")[:PAGE_ROWS],
             "seals": Seal.objects.filter(dossier=found).order_by("-number"),
         },
     )

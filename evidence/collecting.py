@@ -1,0 +1,409 @@
+"""Items from planned to sealed, as work: every step can be repeated, and taken over by another worker."""
+
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError
+from django.conf import settings
+from django.db import connection, transaction
+from django.utils import timezone
+
+from andon import chain
+from evidence import custody, seals
+from evidence.gathering import (
+    DoesNotApply,
+    Nothing,
+    NotYet,
+    Piece,
+    gather,
+    held_pieces,
+    is_held_first,
+    manifest,
+    wait_for_checkpoint,
+)
+from evidence.hashing import digest_of
+from evidence.holding import hold_tree
+from evidence.kinds import CHECKPOINT_KINDS
+from evidence.models import Dossier, Hold, Item, StoredObject
+from evidence.plan import START, hold_uris, settle_checkpoints
+from evidence.sources import SourceError
+from evidence.vault import BytesDiffer, Stored, VaultError, key_for, vault
+from runs.locks import lock_run
+from runs.models import Checkpoint
+from runs.work import Lease, Payload, Retry, enqueue, handler
+
+HOLD = "evidence.hold"
+ITEM = "evidence.item"
+SETTLE_WORK = "evidence.settle"
+FILES_AT_ONCE = 4
+PROGRESS_EVERY_S = 1.0
+# A checkpoint that nobody could verify by then no longer keeps an older, verified one from being used.
+VERIFY_PATIENCE = timedelta(minutes=5)
+_LONGEST_WAIT_S = 60.0
+
+
+@handler(START)
+def start(payload: Payload, lease: Lease) -> None:
+    """Ring for every item that is not final: holds first, last good before all; then copies by volatility."""
+    with transaction.atomic():
+        items = list(Item.objects.filter(dossier=int(str(payload["dossier"]))).exclude(state__in=seals.FINAL))
+        for item in sorted(items, key=lambda one: one.kind != "last_good_checkpoint"):
+            if item.kind in CHECKPOINT_KINDS:
+                enqueue(kind=HOLD, key=str(item.pk), payload={"item": item.pk})
+        for item in items:
+            enqueue(kind=ITEM, key=str(item.pk), payload={"item": item.pk})
+
+
+@handler(SETTLE_WORK)
+def settle(payload: Payload, lease: Lease) -> None:
+    """Let a dossier's checkpoint items follow what is now known of the run's checkpoints."""
+    with transaction.atomic():
+        dossier = Dossier.objects.select_related("run").get(pk=int(str(payload["dossier"])))
+        lock_run(dossier.run_id)
+        dossier = (
+            Dossier.objects.select_for_update(no_key=True, of=("self",))
+            .select_related("run")
+            .get(pk=dossier.pk)
+        )
+        settle_checkpoints(dossier)
+        enqueue(kind=START, key=str(dossier.pk), payload={"dossier": dossier.pk})
+
+
+@handler(HOLD)
+def hold(payload: Payload, lease: Lease) -> None:
+    """Hold one item where it lies; copying it is other work."""
+    _advance(int(str(payload["item"])), lease, copy=False)
+
+
+@handler(ITEM)
+def collect(payload: Payload, lease: Lease) -> None:
+    """Bring one item to its end: held, copied, sealed; or missing, or not applicable, with the reason."""
+    _advance(int(str(payload["item"])), lease, copy=True)
+
+
+def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
+    item = Item.objects.select_related("dossier__run").get(pk=item_id)
+    dossier = item.dossier
+    if item.state in seals.FINAL:
+        return
+    try:
+        if item.kind in CHECKPOINT_KINDS and not is_held_first(item):
+            wait_for_checkpoint(item, dossier)
+        if is_held_first(item) and item.held_at is None and not item.files:
+            _hold(item, dossier, lease)
+        if copy:
+            _copy(item, dossier, lease)
+    except NotYet as wait:
+        _wait(item, lease, wait.says, wait.after_s)
+    except DoesNotApply as reason:
+        _end(item, lease, Item.State.NOT_APPLICABLE, str(reason))
+    except Nothing as reason:
+        _end(item, lease, Item.State.MISSING, str(reason))
+    except BytesDiffer as error:
+        _lost(item, lease, f"its bytes are not those that were committed: {error.says}")
+    except SourceError as error:
+        if error.permanent:
+            _lost(item, lease, error.says)
+        else:
+            _silent(item, lease, error.says)
+    except BotoCoreError as error:  # a stream that broke while it was read
+        _silent(item, lease, type(error).__name__)
+    except VaultError as error:
+        # The vault's trouble is not the source's: no deadline runs, nothing is called missing.
+        Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(
+            why=f"vault: {error.says}"[:500]
+        )
+        raise Retry(60 if error.permanent else 5, error.says) from error
+
+
+# --- holding
+
+
+def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
+    checkpoint = Checkpoint.objects.get(pk=item.source["checkpoint"])
+    held = hold_tree(item, dossier, checkpoint.uri, manifest(checkpoint))
+    now = timezone.now()
+    known = all(entry["sha256"] for entry in held.files)
+    with _locked(item, lease) as fresh:
+        if fresh.state != Item.State.PLANNED:
+            return
+        fresh.files, fresh.protected_by = held.files, held.by
+        fresh.bytes_total = sum(entry["bytes"] for entry in held.files)
+        fresh.digest = chain.file_table_digest(held.files) if known else ""
+        fresh.silent_since, fresh.why = None, ""
+        if held.is_safe:
+            fresh.state, fresh.held_at = Item.State.HELD, now
+        fresh.save()
+        Hold.objects.filter(dossier=dossier, item=item).update(enforced_by=held.by)
+        custody.append(
+            dossier,
+            "held" if held.is_safe else "not safe until copied",
+            item_name=fresh.name,
+            object_sha256=fresh.digest,
+            data={"files": len(held.files), "bytes": fresh.bytes_total, "by": held.by["says"]},
+        )
+    item.refresh_from_db()
+
+
+# --- copying
+
+
+def _copy(item: Item, dossier: Dossier, lease: Lease) -> None:
+    spool_root = Path(settings.DATA_DIR) / "spool"
+    spool_root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _sweep_spool(spool_root)
+    spool = Path(tempfile.mkdtemp(prefix=f"item-{item.pk}-", dir=spool_root))
+    try:
+        pieces = held_pieces(item) if is_held_first(item) else gather(item, dossier, spool)
+        _protect_offers(item, dossier)
+        _begin(item, lease, pieces)
+        _store_all(item, dossier, lease, pieces)
+        _finish(item, lease, pieces)
+    finally:
+        shutil.rmtree(spool, ignore_errors=True)
+
+
+def _sweep_spool(root: Path) -> None:
+    """Remove what workers left that were killed a day ago or earlier."""
+    old = time.time() - 86_400
+    for left in root.iterdir():
+        with contextlib.suppress(OSError):
+            if left.stat().st_mtime < old:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _protect_offers(item: Item, dossier: Dossier) -> None:
+    """Hold the URIs of files that were offered after the plan was made."""
+    if item.source.get("artifacts"):
+        with transaction.atomic():
+            lock_run(dossier.run_id)
+            hold_uris(dossier, item)
+
+
+def _begin(item: Item, lease: Lease, pieces: list[Piece]) -> None:
+    with _locked(item, lease) as fresh:
+        if fresh.state in seals.FINAL:
+            return
+        fresh.state = Item.State.COLLECTING
+        fresh.bytes_total = sum(piece.source.bytes_total for piece in pieces)
+        fresh.bytes_done = 0
+        fresh.silent_since, fresh.why = None, ""
+        fresh.save()
+
+
+def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) -> None:
+    progress = _Progress(item)
+    have = {one.path: one for one in StoredObject.objects.filter(item=item)}
+    store = vault()
+    _warm(store.name)
+
+    def one(piece: Piece) -> tuple[Piece, Stored]:
+        try:
+            sha256 = piece.sha256 or digest_of(piece.source).sha256
+            key = key_for(dossier.uid, item.pk, sha256)
+            stored = store.store(
+                key,
+                piece.source,
+                sha256=sha256,
+                lock=item.lock,
+                until=item.retain_until,
+                progress=progress.add,
+            )
+        finally:
+            connection.close()  # of this thread, should the store have asked the database
+        return piece, stored
+
+    todo = []
+    for piece in pieces:
+        known = have.get(piece.path)
+        if known is not None and piece.sha256 and known.sha256 == piece.sha256:
+            progress.add(known.bytes_total)
+        else:
+            todo.append(piece)
+    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+        futures = [pool.submit(one, piece) for piece in todo]
+        try:
+            for future in as_completed(futures):
+                piece, stored = future.result()
+                _record(item, lease, piece, stored)
+                progress.show()
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            progress.stop()
+            raise
+    progress.show(now=True)
+
+
+def _warm(store: str) -> None:
+    """Read the newest probe here, so that the copying threads need no database."""
+    from evidence.vault_probe import newest_result  # the probe imports the vault, which imports sources
+
+    newest_result(store)
+
+
+def _record(item: Item, lease: Lease, piece: Piece, stored: Stored) -> None:
+    with transaction.atomic():
+        lease.guard()
+        StoredObject.objects.update_or_create(
+            item=item,
+            path=piece.path,
+            defaults={
+                "key": stored.key,
+                "version_id": stored.version_id,
+                "bytes_total": stored.bytes_total,
+                "sha256": stored.sha256,
+                "part_bytes": stored.part_bytes,
+                "part_sha256": list(stored.part_sha256),
+                "protected_by": stored.protected_by,
+                "stored_at": timezone.now(),
+            },
+        )
+
+
+def _finish(item: Item, lease: Lease, pieces: list[Piece]) -> None:
+    """Seal the item: its objects are in the vault, verified, and in a signed manifest from here on."""
+    with _locked(item, lease) as fresh:
+        if fresh.state in seals.FINAL:
+            return
+        wanted = {piece.path for piece in pieces}
+        # A retry may have found fewer or other files than the try before it; those are not evidence.
+        StoredObject.objects.filter(item=item).exclude(path__in=wanted).delete()
+        table = [
+            {"path": one.path, "bytes": one.bytes_total, "sha256": one.sha256}
+            for one in StoredObject.objects.filter(item=item).order_by("path")
+        ]
+        assert {row["path"] for row in table} == wanted
+        now = timezone.now()
+        fresh.digest = chain.file_table_digest(table)
+        if not fresh.files:
+            fresh.files = table
+        fresh.bytes_total = fresh.bytes_done = sum(int(str(row["bytes"])) for row in table)
+        fresh.state, fresh.sealed_at, fresh.held_at = Item.State.SEALED, now, fresh.held_at or now
+        fresh.why = ""
+        fresh.save()
+        custody.append(
+            fresh.dossier,
+            "sealed",
+            item_name=fresh.name,
+            object_sha256=fresh.digest,
+            data={
+                "kind": fresh.kind,
+                "objects": len(table),
+                "bytes": fresh.bytes_total,
+                "vault": vault().name,
+            },
+        )
+        seals.seal(fresh.dossier, [fresh])
+
+
+# --- ends and waits
+
+
+def _end(item: Item, lease: Lease, state: str, why: str) -> None:
+    with _locked(item, lease) as fresh:
+        if fresh.state in seals.FINAL:
+            return
+        fresh.state, fresh.why = state, why
+        fresh.save()
+        custody.append(fresh.dossier, str(state).replace("_", " "), item_name=fresh.name, data={"why": why})
+        seals.seal(fresh.dossier)
+
+
+def _wait(item: Item, lease: Lease, says: str, after_s: float) -> None:
+    now = timezone.now()
+    undecided = item.source.get("undecided")
+    if undecided and now > item.dossier.opened_at + VERIFY_PATIENCE:
+        _stop_waiting_for(item, undecided)
+    elif item.deadline is not None and now > item.deadline:
+        _end(item, lease, Item.State.MISSING, f"{says}; waited until {item.deadline:%H:%M:%S} UTC")
+        return
+    raise Retry(after_s + min(8.0, _age_s(item.dossier.opened_at) / 30), says)
+
+
+def _stop_waiting_for(item: Item, undecided: list[int]) -> None:
+    with transaction.atomic():
+        lock_run(item.dossier.run_id)
+        for checkpoint in Checkpoint.objects.filter(pk__in=undecided, state=Checkpoint.State.COMMITTED):
+            checkpoint.verification = checkpoint.verification | {"cannot": "it could not be verified in time"}
+            checkpoint.save(update_fields=["verification"])
+        settle_checkpoints(Dossier.objects.select_related("run").get(pk=item.dossier_id))
+
+
+def _silent(item: Item, lease: Lease, says: str) -> None:
+    """The source does not answer: say since when, try again with back-off, give up at the deadline."""
+    now = timezone.now()
+    since = item.silent_since or now
+    if item.deadline is not None and now > item.deadline:
+        _end(item, lease, Item.State.MISSING, f"its source did not answer since {since:%H:%M:%S} UTC: {says}")
+        return
+    Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(silent_since=since, why=says[:500])
+    raise Retry(max(2.0, min(_LONGEST_WAIT_S, _age_s(since) / 2)), says)
+
+
+def _lost(item: Item, lease: Lease, why: str) -> None:
+    """The source's bytes are gone or damaged. A last good checkpoint gives way to the one before it."""
+    _end(item, lease, Item.State.MISSING, why)
+    if item.kind != "last_good_checkpoint" or "checkpoint" not in item.source:
+        return
+    with transaction.atomic():
+        lock_run(item.dossier.run_id)
+        for checkpoint in Checkpoint.objects.filter(pk=item.source["checkpoint"]).exclude(
+            state=Checkpoint.State.DELETED
+        ):
+            checkpoint.state = Checkpoint.State.BAD
+            checkpoint.verification = checkpoint.verification | {"failed": why}
+            checkpoint.save(update_fields=["state", "verification"])
+        settle_checkpoints(Dossier.objects.select_related("run").get(pk=item.dossier_id))
+        enqueue(kind=START, key=str(item.dossier_id), payload={"dossier": item.dossier_id})
+
+
+@contextlib.contextmanager
+def _locked(item: Item, lease: Lease) -> Iterator[Item]:
+    """Lock dossier and item, in that order, under this worker's lease, for one transaction."""
+    with transaction.atomic():
+        lease.guard()
+        dossier = (
+            Dossier.objects.select_for_update(no_key=True, of=("self",))
+            .select_related("run")
+            .get(pk=item.dossier_id)
+        )
+        fresh = Item.objects.select_for_update(no_key=True).get(pk=item.pk)
+        fresh.dossier = dossier
+        yield fresh
+
+
+class _Progress:
+    """Bytes stored so far. Threads add, the worker's own thread writes, at most once a second."""
+
+    def __init__(self, item: Item) -> None:
+        self.item_id = item.pk
+        self.bytes_done = 0
+        self._shown_at = time.monotonic()
+        self._stopped = False
+
+    def add(self, count: int) -> None:
+        if self._stopped:
+            raise VaultError("stopped: another file of the item failed")
+        # Not atomic between threads; the last value is set from the rows in the end.
+        self.bytes_done += count
+
+    def show(self, *, now: bool = False) -> None:
+        if now or time.monotonic() - self._shown_at >= PROGRESS_EVERY_S:
+            Item.objects.filter(pk=self.item_id, state=Item.State.COLLECTING).update(
+                bytes_done=self.bytes_done
+            )
+            self._shown_at = time.monotonic()
+
+    def stop(self) -> None:
+        self._stopped = True
+
+
+def _age_s(since: datetime) -> float:
+    return (timezone.now() - since).total_seconds()

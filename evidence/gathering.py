@@ -1,0 +1,254 @@
+"""From an item to the files that make it: what to wait for, what to copy, what to mask."""
+
+from collections import deque
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from django.utils import timezone
+
+from andon.masking import mask_lines, read_lines
+from evidence import artifacts, sources
+from evidence.containment import contained, update_was_skipped
+from evidence.kinds import CHECKPOINT_KINDS
+from evidence.models import Dossier, Item
+from evidence.records import GATHERERS, NOTHING
+from evidence.sources import FileSource, Source, SourceError, child
+from runs.models import Attempt, Checkpoint
+from runs.queries import first_bad
+
+# Other ranks' last posts are under way when the first one opens the dossier.
+SETTLE = timedelta(seconds=3)
+# Ranks that are still writing their logs get this long, unless the run is contained sooner.
+LOG_PATIENCE = timedelta(seconds=20)
+# After the run is contained nothing more is offered, but the offer may still be on its way.
+OFFER_PATIENCE = timedelta(seconds=10)
+# Whole logs of suspects, their node and groups; of the others the end.
+LOG_TAIL_BYTES = 200 * 1024
+
+
+class NotYet(Exception):
+    """The item's content is not there yet; `after_s` is when to look again."""
+
+    def __init__(self, says: str, after_s: float = 2.0) -> None:
+        super().__init__(says)
+        self.says = says
+        self.after_s = after_s
+
+
+class Nothing(Exception):
+    """There is no such evidence and there will be none: the item is missing, and says why."""
+
+
+class DoesNotApply(Exception):
+    """The item is not applicable, and says why; that satisfies the gate."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One file of an item. `sha256` is empty when it is not known before reading."""
+
+    path: str
+    source: Source
+    sha256: str = ""
+
+
+def is_held_first(item: Item) -> bool:
+    """Return whether the item is a stored checkpoint, which is held where it lies before it is copied."""
+    return item.kind in CHECKPOINT_KINDS and "checkpoint" in item.source
+
+
+def manifest(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Return the files of a checkpoint to keep: those of its commit manifest, and the manifest itself.
+
+    Raises:
+        SourceError: no manifest was reported and the place cannot be listed.
+    """
+    files = [
+        {name: entry[name] for name in ("path", "bytes", "sha256", "version_id") if name in entry}
+        for entry in checkpoint.files
+        if entry.get("path")
+    ]
+    if not files:
+        listed = sources.list_files(checkpoint.uri)
+        return [{"path": path} for path in listed] or [{"path": "", "sha256": checkpoint.digest}]
+    name = str(checkpoint.verification.get("manifest") or "")
+    if name and all(entry["path"] != name for entry in files):
+        files.append({"path": name})
+    return files
+
+
+def wait_for_checkpoint(item: Item, dossier: Dossier) -> None:
+    """Raise what is known about a checkpoint item that names no checkpoint.
+
+    Raises:
+        NotYet, Nothing, DoesNotApply: always one of them.
+    """
+    if item.kind == "first_bad_checkpoint":
+        step = dossier.first_bad_step
+        if update_was_skipped(dossier):
+            raise DoesNotApply(f"contained before the update of step {step}: the update was skipped")
+        how = contained(dossier)
+        if how is not None:
+            raise DoesNotApply(f"contained before a checkpoint of step {step} or later was committed: {how}")
+        raise NotYet(item.why or f"no checkpoint of step {step} or later is committed yet")
+    if item.kind == "halt_snapshot":
+        _wait_for_offer(item, dossier)
+    if item.source.get("undecided"):
+        raise NotYet(item.why or "its checkpoint is being verified")
+    raise Nothing(item.why or "there is no such checkpoint")
+
+
+def _wait_for_offer(item: Item, dossier: Dossier) -> None:
+    """Raise NotYet while the trainer may still offer files, Nothing afterwards."""
+    if artifacts.attach(item, dossier):
+        Item.objects.filter(pk=item.pk).update(source=item.source)
+    if item.source.get("artifacts"):
+        return
+    how = contained(dossier)
+    if how is not None and timezone.now() > dossier.opened_at + OFFER_PATIENCE:
+        raise Nothing(f"{NOTHING[item.kind]}; {how}")
+    raise NotYet(NOTHING[item.kind], after_s=3)
+
+
+def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
+    """Return the files of an item that is not a stored checkpoint, written to `spool` where need be.
+
+    Raises:
+        NotYet, Nothing, DoesNotApply: instead of files.
+        SourceError: an offered file does not give its bytes.
+    """
+    now = timezone.now()
+    if now < dossier.opened_at + SETTLE:
+        raise NotYet("waiting for the last posts to arrive", after_s=1)
+    artifacts.refresh(dossier)
+    if item.kind in {"rank_logs", "halt_snapshot"}:
+        _wait_for_offer(item, dossier)
+    if item.kind == "rank_logs" and contained(dossier) is None and now < dossier.opened_at + LOG_PATIENCE:
+        raise NotYet("ranks are still writing their logs")
+    if artifacts.attach(item, dossier):
+        Item.objects.filter(pk=item.pk).update(source=item.source)
+    write = GATHERERS.get(item.kind)
+    pieces = []
+    if write is not None:
+        pieces = [_spooled(spool, path) for path in write(dossier, item, spool)]
+    pieces += _offered(item, dossier, spool)
+    if pieces:
+        return pieces
+    if item.kind == "hardware_records" and _has_no_gpu(dossier):
+        raise DoesNotApply("the launch reported nodes without GPUs")
+    if write is None and item.kind not in {"rank_logs", "halt_snapshot"}:
+        raise Nothing(f"this server does not know how to collect {item.kind!r}")
+    raise Nothing(NOTHING[item.kind])
+
+
+def _spooled(spool: Path, path: str) -> Piece:
+    file = spool / path
+    return Piece(path, FileSource(file, file.stat().st_size))
+
+
+def _offered(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
+    entries = item.source.get("artifacts", [])
+    if item.kind == "halt_snapshot":
+        return [
+            piece for number, entry in enumerate(entries) for piece in _whole(entry, number, len(entries))
+        ]
+    suspects = suspect_ranks(dossier) if item.kind == "rank_logs" else None
+    pieces = []
+    for number, entry in enumerate(entries):
+        rank = entry.get("rank")
+        tail = suspects is not None and rank is not None and rank not in suspects
+        path = f"{number:05d}-{Path(entry['uri']).name or 'file'}"
+        if rank is not None:
+            path = f"rank-{rank:05d}/{Path(entry['uri']).name or 'log'}"
+        while (spool / path).exists():
+            path = f"{path}.again"
+        pieces.append(_masked(entry, spool, path, LOG_TAIL_BYTES if tail else None))
+    return pieces
+
+
+def _whole(entry: dict[str, Any], number: int, of: int) -> list[Piece]:
+    """Return a snapshot's files as they are: tensors, which hold no text to mask."""
+    paths = sources.list_files(entry["uri"]) or [""]
+    prefix = f"{number:05d}/" if of > 1 else ""
+    return [
+        Piece(prefix + (path or Path(entry["uri"]).name), sources.open_uri(child(entry["uri"], path)))
+        for path in paths
+    ]
+
+
+def _masked(entry: dict[str, Any], spool: Path, path: str, tail_bytes: int | None) -> Piece:
+    """Write an offered file to the spool, masked where it is text; only its end when `tail_bytes` is given.
+
+    The size is fixed when it is opened: a log that grows meanwhile is kept up to there.
+    """
+    source = sources.open_uri(entry["uri"])
+    skip = 0 if tail_bytes is None else max(0, source.bytes_total - tail_bytes)
+    target = spool / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with source.open(skip) as file, target.open("wb") as out:
+        if skip:
+            out.write(b"[the last %d of %d bytes]\n" % (source.bytes_total - skip, source.bytes_total))
+        for line in mask_lines(read_lines(file, source.bytes_total - skip)):
+            out.write(line)
+    return _spooled(spool, path)
+
+
+def suspect_ranks(dossier: Dossier) -> set[int]:
+    """Return the ranks whose logs are kept whole: the first bad ones, and those on their nodes and in
+    their groups."""
+    if dossier.attempt is None:
+        return set()
+    found = first_bad(dossier.run, dossier.attempt)
+    suspects = set(found.ranks) if found is not None else set()
+    attempt = Attempt.objects.filter(run_id=dossier.run_id, number=dossier.attempt).first()
+    if attempt is None or not suspects:
+        return suspects
+    related = deque(node.get("ranks") for node in attempt.nodes if isinstance(node, dict))
+    for name, groups in attempt.groups.items() if isinstance(attempt.groups, dict) else ():
+        # Data-parallel groups reach through the whole fleet: being in one makes nobody a suspect.
+        if name != "dp" and isinstance(groups, list):
+            related += groups
+    for ranks in related:
+        members = {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
+        if members & set(found.ranks if found is not None else ()):
+            suspects |= members
+    return suspects
+
+
+def _has_no_gpu(dossier: Dossier) -> bool:
+    if dossier.attempt is None:
+        return False
+    attempt = Attempt.objects.filter(run_id=dossier.run_id, number=dossier.attempt).first()
+    if attempt is None or not attempt.nodes:
+        return False
+    return all(isinstance(node, dict) and node.get("gpu_uuids") == [] for node in attempt.nodes)
+
+
+def held_pieces(item: Item) -> list[Piece]:
+    """Return the files of a checkpoint that was looked at: from its held links where there are any.
+
+    Raises:
+        SourceError: a file is gone or does not answer.
+    """
+    tree = item.protected_by.get("tree")
+    uri = str(item.source["uri"])
+    pieces = []
+    for entry in item.files:
+        path = str(entry["path"])
+        name = path or Path(uri).name
+        source: Source
+        if tree:
+            file = Path(tree) / name
+            if not file.is_file():
+                raise SourceError(f"{file}: the held link is gone", permanent=True)
+            source = FileSource(file, int(entry["bytes"]))
+        else:
+            source = sources.open_uri(
+                child(uri, path),
+                version_id=str(entry.get("version_id") or ""),
+                expected_bytes=int(entry["bytes"]),
+            )
+        pieces.append(Piece(name, source, str(entry.get("sha256") or "")))
+    return pieces
