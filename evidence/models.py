@@ -82,7 +82,7 @@ class Item(models.Model):
 class StoredObject(models.Model):
     """One stored version of one key in the vault."""
 
-    item = models.ForeignKey(Item, models.PROTECT, related_name="objects")
+    item = models.ForeignKey(Item, models.PROTECT, related_name="stored")
     path = models.TextField()  # path inside the item
     key = models.TextField()  # key in the store; holds item id and SHA-256
     version_id = models.CharField(max_length=200, blank=True)
