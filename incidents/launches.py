@@ -2,6 +2,7 @@
 
 import logging
 import uuid
+from datetime import timedelta
 from typing import Any
 
 from django.db import transaction
@@ -20,10 +21,16 @@ log = logging.getLogger(__name__)
 S = Incident.State
 RULE = "launch"
 VERSION = "1"
+REPORT_WITHIN = timedelta(seconds=60)  # posts of a new attempt may overtake the report of its launch
 
 
 @receiver(attempt_launched, dispatch_uid="incidents.launches.attempt")
 def on_launch(sender: object, run: Run, attempt: Attempt, permit_id: str, **kwargs: Any) -> None:
+    """Judge a launch in the transaction that stored its report."""
+    judge(run, attempt, permit_id)
+
+
+def judge(run: Run, attempt: Attempt, permit_id: str) -> None:
     """Judge a launch: under continue it is free, under anything else it needs its permit."""
     run = lock_run(run.pk)
     directive = current(run.pk)
@@ -35,6 +42,8 @@ def on_launch(sender: object, run: Run, attempt: Attempt, permit_id: str, **kwar
     permit = _permit(run, permit_id)
     if permit is not None and _allows(permit, attempt):
         _accept(permit, attempt)
+    elif _already_refused(run, attempt) or _may_still_report(run, attempt):
+        return
     else:
         _refuse(run, incident, attempt, permit_id, permit)
 
@@ -113,6 +122,42 @@ def sweep_expired() -> int:
             permits.expire(incident, request, f"{what} expired")
             ended += 1
     return ended
+
+
+def _already_refused(run: Run, attempt: Attempt) -> bool:
+    """Each node may report the same launch; it is refused once."""
+    return Finding.objects.filter(
+        run=run, attempt=attempt.number, kind=rules.LAUNCH_WITHOUT_PERMIT
+    ).exists()
+
+
+def _may_still_report(run: Run, attempt: Attempt) -> bool:
+    """Whether this attempt's posts only overtook the report of its launch.
+
+    Only while a permit for exactly this attempt is out, and only for a moment: the sweep asks again.
+    """
+    if attempt.launch_reported or attempt.launched_at < timezone.now() - REPORT_WITHIN:
+        return False
+    return Permit.objects.filter(
+        run=run, attempt=attempt.number, state=Permit.State.EXCHANGED, launches=0
+    ).exists()
+
+
+def sweep_launches() -> int:
+    """Judge launches that nobody judged: a receiver that failed, or a report that never came."""
+    judged = 0
+    for incident in Incident.objects.select_related("run").filter(
+        state__in=[S.OPEN, S.APPROVED, S.RESUMING], holds=True
+    ):
+        newest = Attempt.objects.filter(run=incident.run).order_by("-number").first()
+        directive = current(incident.run_id)
+        if newest is None or directive is None or directive.kind == "continue":
+            continue
+        if newest.number > (directive.attempt or 0):
+            with transaction.atomic():
+                judge(incident.run, newest, newest.permit_id)
+            judged += 1
+    return judged
 
 
 def _permit(run: Run, permit_id: str) -> Permit | None:

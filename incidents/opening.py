@@ -46,7 +46,8 @@ def take(run: Run, findings: list[Finding]) -> Incident | None:
     """Give each finding its place: the open incident, a new one, or none; returns the incident.
 
     Runs inside the caller's transaction. Backfill joins the incident of its attempt and changes no
-    directive; what only observes opens nothing.
+    directive; what only observes opens nothing. Findings that joined while the run was held come
+    here too, later and in batches.
     """
     acting = [finding for finding in findings if rules.effect(finding) > Effect.NOTE]
     quiet = [finding for finding in findings if rules.effect(finding) == Effect.NOTE]
@@ -319,10 +320,10 @@ def _watch_until(lead: Finding, policy: Policy) -> int | None:
 
 def _attach(incident: Incident, findings: list[Finding]) -> None:
     Finding.objects.filter(pk__in=[finding.pk for finding in findings]).update(
-        incident=str(incident.pk), needs_incident=True
+        incident=str(incident.pk), needs_incident=False
     )
     for finding in findings:
-        finding.incident, finding.needs_incident = str(incident.pk), True
+        finding.incident, finding.needs_incident = str(incident.pk), False
 
 
 def _tell_opened(incident: Incident, lead: Finding | None, person: Person | None, why: str) -> None:

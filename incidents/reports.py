@@ -6,7 +6,7 @@ from typing import Any
 from django.dispatch import receiver
 
 from andon.wire import Event
-from incidents import ledger, states
+from incidents import ledger, states, subjects
 from incidents.models import TimelineEntry
 from runs.formatting import inert
 from runs.models import Run
@@ -38,7 +38,7 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
         action=action,
         why=why,
         decided_by=_decider(data, event.node),
-        attempt=event.attempt,
+        attempt=event.attempt or subjects.newest_attempt(run.pk),
         step=step,
         ranks=[int(rank) for rank in ranks] if ranks else None,
         before=sides["before"],

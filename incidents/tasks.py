@@ -13,7 +13,8 @@ def sweep_findings() -> None:
 
 @shared_task(name="incidents.tasks.sweep_incidents")
 def sweep_incidents() -> None:
-    """Review what waits, end what expired, and resolve what was watched long enough."""
+    """Review what waits, judge launches nobody judged, end what expired or was watched long enough."""
     review.sweep()
+    launches.sweep_launches()
     launches.sweep_expired()
     launches.sweep_watching()

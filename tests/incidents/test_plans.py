@@ -1,0 +1,73 @@
+"""The plan: the worked example of the rules, and what follows from each family."""
+
+import pytest
+
+from incidents import plans
+from incidents.models import Plan
+from tests.incidents.world import BATCH, World, held, seal
+
+pytestmark = pytest.mark.django_db
+
+
+class TestWorkedExample:
+    """Spike 1000 to 1011, halt agreed at 1002."""
+
+    @pytest.fixture
+    def world(self, project):
+        return held(project)
+
+    def test_it_takes_the_newest_verified_checkpoint_a_margin_before_the_spike(self, world):
+        plan = plans.newest(world.incident())
+        assert plan.kind == Plan.Kind.ROLLBACK_AND_SKIP
+        assert plan.checkpoint["step"] == 900  # 950 and 1000 exist and lie inside the margin
+
+    def test_the_skip_starts_at_the_loader_position_of_the_checkpoint(self, world):
+        plan = plans.newest(world.incident())
+        assert plan.skip["from"] == 900 * BATCH
+
+    def test_the_skip_passes_the_last_bad_step_and_is_filled_to_the_policys_smallest(self, world):
+        plan = plans.newest(world.incident())
+        assert plan.skip["to"] == 900 * BATCH + 200 * BATCH
+        assert plan.skip["to"] >= 1002 * BATCH
+        assert plan.numbers["skipped_batches"] == 200
+
+    def test_it_says_what_is_lost_and_why(self, world):
+        plan = plans.newest(world.incident())
+        assert plan.numbers["steps_lost"] == 102
+        assert "data" in plan.why
+        assert plans.lacks(plan) == []
+
+    def test_positions_are_all_four_of_the_checkpoint(self, world):
+        plan = plans.newest(world.incident())
+        assert plan.positions == {
+            "loader_position": 28800,
+            "consumed_samples": 28795,
+            "optimizer_step": 900,
+            "schedule_position": 907,
+        }
+
+
+class TestWindow:
+    def test_a_wide_failure_takes_no_margin_and_is_never_cut_short(self, project):
+        world = World(project)
+        world.checkpoint(300)
+        world.steps(995, 1002)
+        world.spike()
+        plan = plans.newest(world.incident())
+        assert plan.skip == {"from": 300 * BATCH, "to": 1002 * BATCH}
+        assert "more than the policy's 500" in plan.why
+
+    def test_without_a_loader_position_the_plan_is_not_complete_and_says_so(self, project):
+        world = World(project)
+        kept = world.checkpoint(900)
+        type(kept).objects.update(loader_position=None)
+        world.spike()
+        assert plans.lacks(plans.newest(world.incident())) == [
+            "the checkpoint of step 900 keeps no loader position"
+        ]
+
+    def test_without_a_checkpoint_the_plan_is_not_complete_and_says_so(self, project):
+        world = World(project)
+        world.steps(998, 1002)
+        world.spike()
+        assert "no verified checkpoint before step 1,000" in plans.lacks(plans.newest(world.incident()))[0]
