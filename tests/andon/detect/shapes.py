@@ -10,7 +10,7 @@ from andon.wire import Event, Frame, decode_events, decode_frame
 
 def event(type_: str = "step", **fields: Any) -> Event:
     """Send one event through the real decoder; keys other than the envelope's go to its data."""
-    envelope = {"type": type_}
+    envelope: dict[str, Any] = {"type": type_}
     for name in ("step", "rank", "ranks", "node", "attempt", "time"):
         if name in fields:
             envelope[name] = fields.pop(name)
@@ -22,7 +22,7 @@ def event(type_: str = "step", **fields: Any) -> Event:
 
 
 def frame(
-    columns: dict[str, list[Any]],
+    columns: dict[str, Any],
     *,
     stream: str = "rank",
     views: dict[str, str] | None = None,

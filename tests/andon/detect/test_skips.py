@@ -19,8 +19,9 @@ def run(counter, steps):
     """Post steps given as (step, fields) and return (step, kind, severity) of every finding."""
     found = []
     for step, fields in steps:
-        for finding in counter.update(seen_in_event(event(step=step, **fields))):
-            found.append((finding.step, finding.kind, finding.severity))
+        found += [
+            (f.step, f.kind, f.severity) for f in counter.update(seen_in_event(event(step=step, **fields)))
+        ]
     return found
 
 
@@ -91,9 +92,8 @@ class TestUnderAScaler:
         assert run(SkipCounter(RULES), steps) == []
 
     def test_about_one_overflow_per_growth_interval_is_normal(self):
-        steps = []
-        for step in range(101, 8000):
-            steps.append(overflow(step) if step % 2000 == 0 else (step, {"loss": 2.0, "loss_scale": 1024.0}))
+        calm = {"loss": 2.0, "loss_scale": 1024.0}
+        steps = [overflow(step) if step % 2000 == 0 else (step, calm) for step in range(101, 8000)]
         assert run(SkipCounter(RULES, attempt_first_step=1), steps) == []
 
     def test_above_five_percent_of_two_hundred_steps_is_a_warning_once(self):

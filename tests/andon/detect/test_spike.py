@@ -1,0 +1,242 @@
+"""The spike rule against a textbook version written for this test, and its edges."""
+
+import json
+import math
+from statistics import median
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from andon.detect.spike import RobustSpike, is_stable, median_and_mad
+from andon.policy import SpikeRules
+
+RULES = SpikeRules()
+
+
+def textbook(values, window=200, warm_up=50, warn=6.0, halt=12.0, needed=3, floor=1e-8):
+    """Median and MAD anew for every value; (index, severity, z) of what is flagged. No level shift."""
+    kept: list[float] = []
+    said: list[tuple[int, str, float]] = []
+    strikes = 0
+    for i, value in enumerate(values):
+        if len(kept) < warm_up:
+            kept.append(value)
+            continue
+        recent = kept[-window:]
+        middle = median(recent)
+        deviation = max(median(abs(x - middle) for x in recent), floor)
+        z = (value - middle) / (1.4826 * deviation)
+        if z > warn:
+            strikes += 1
+            said.append((i, "halt" if z > halt and strikes >= needed else "warn", z))
+        else:
+            strikes = 0
+            kept.append(value)
+    return said
+
+
+def worked_example(seed, steps=1400):
+    """Loss 2.6 + 1.2·exp(−s/400) + N(0, 0.02) with a triangular spike on steps 1000–1011."""
+    s = np.arange(steps, dtype=float)
+    noise = np.random.default_rng(seed).normal(0, 0.02, steps)
+    width = np.where(s < 1004, 6.0, 8.0)
+    spike = np.where((s >= 1000) & (s <= 1011), 0.9 * np.maximum(0.0, 1 - np.abs(s - 1004) / width), 0.0)
+    return (2.6 + 1.2 * np.exp(-s / 400) + noise + spike).tolist()
+
+
+def flagged(values, detector=None):
+    detector = detector or RobustSpike(RULES)
+    found = (detector.update(i, value) for i, value in enumerate(values))
+    return [(f.step, f.severity, f.score) for f in found if f is not None]
+
+
+class TestTheWorkedExample:
+    @pytest.mark.parametrize("seed", range(64))
+    def test_it_gives_the_textbook_verdicts_and_halts_at_1002(self, seed):
+        values = worked_example(seed)
+        got, expected = flagged(values), textbook(values)
+        assert [(step, severity) for step, severity, _ in got] == [(i, s) for i, s, _ in expected]
+        assert [z for *_, z in got] == pytest.approx([z for *_, z in expected], rel=1e-12)
+        assert got[0][:2] == (1000, "warn")
+        assert next(step for step, severity, _ in got if severity == "halt") == 1002
+
+    def test_after_the_spike_the_baseline_is_what_it_was(self):
+        assert max(step for step, *_ in flagged(worked_example(3))) <= 1011
+
+    def test_a_finding_carries_every_number_it_used(self):
+        detector = RobustSpike(RULES)
+        findings = [f for i, v in enumerate(worked_example(0)) if (f := detector.update(i, v))]
+        halt = next(f for f in findings if f.severity == "halt")
+        assert halt.kind == "loss_spike"
+        assert (halt.rule, halt.series, halt.detector, halt.detector_version) == ("spike", "loss", "spike", 1)
+        numbers: dict[str, Any] = dict(halt.numbers)
+        assert (
+            numbers["z"] == halt.score == (numbers["value"] - numbers["median"]) / (1.4826 * numbers["mad"])
+        )
+        assert numbers["n"] == 200
+        assert numbers["strikes"] == 3
+        assert numbers["since"] == 1000
+        assert (numbers["warn_z"], numbers["halt_z"], numbers["halt_strikes"]) == (6.0, 12.0, 3)
+
+
+def noise(n, level=2.0, sigma=0.02, seed=0):
+    return (level + np.random.default_rng(seed).normal(0, sigma, n)).tolist()
+
+
+class TestVerdicts:
+    def test_a_single_spike_that_recovers_is_a_warning_however_high(self):
+        assert [f[:2] for f in flagged([*noise(100), 50.0, *noise(100, seed=1)])] == [(100, "warn")]
+
+    def test_two_high_values_are_not_three(self):
+        assert {f[1] for f in flagged([*noise(100), 50.0, 50.0, *noise(50, seed=1)])} == {"warn"}
+
+    def test_three_strikes_with_the_last_between_the_thresholds_only_warn(self):
+        values = noise(100)
+        middle, mad = median_and_mad(sorted(values))
+        at = [middle + z * 1.4826 * mad for z in (20, 20, 11.9, 12.1)]
+        assert [f[1] for f in flagged([*values, *at])] == ["warn", "warn", "warn", "halt"]
+
+    def test_exactly_at_a_threshold_is_not_above_it(self):
+        values = [1.0, 2.0, 3.0] * 20  # median 2, MAD 1
+        assert flagged([*values, 2 + 6 * 1.4826]) == []
+        assert len(flagged([*values, 2 + 6 * 1.4826 + 1e-9])) == 1
+
+    def test_an_ordinary_value_between_breaks_the_row(self):
+        values = [*noise(100), 9.0, 9.0, 2.0, 9.0, 9.0]
+        assert {f[1] for f in flagged(values)} == {"warn"}
+
+    def test_falls_are_never_flagged(self):
+        assert flagged([*noise(100), *[0.1] * 40]) == []
+
+    def test_nothing_is_judged_before_the_warm_up_is_full(self):
+        assert flagged([*noise(49), 99.0]) == []
+        assert [f[0] for f in flagged([*noise(50), 99.0])] == [50]
+
+    def test_flagged_values_never_enter_the_window(self):
+        detector = RobustSpike(RULES)
+        flagged([*noise(100), *[9.0] * 20], detector)
+        assert 9.0 not in detector.baseline.values()
+        assert len(detector.baseline) == 100
+
+    @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf, -1.0])
+    def test_what_is_not_measured_or_not_finite_changes_nothing(self, value):
+        detector = RobustSpike(RULES)
+        flagged([*noise(100), 9.0], detector)
+        before = detector.state()
+        assert detector.update(101, value) is None
+        assert detector.state() == before
+
+
+class TestLevelShift:
+    def test_fifty_stable_values_become_the_new_baseline_and_end_the_halts(self):
+        values = [*noise(500), *noise(2000, level=2.4, seed=1)]
+        detector = RobustSpike(RULES)
+        findings = [f for i, v in enumerate(values) if (f := detector.update(i, v))]
+        shifts = [f for f in findings if f.kind == "level_shift"]
+        assert [(f.step, f.severity) for f in shifts] == [(549, "warn")]
+        assert shifts[0].numbers["new_median"] == pytest.approx(2.4, abs=0.02)
+        assert [f.step for f in findings if f.severity == "halt"] == list(range(502, 549))
+
+    def test_a_climb_is_no_level(self):
+        climb = (2.5 + np.arange(200) * 0.02).tolist()
+        detector = RobustSpike(RULES)
+        kinds = {f.kind for i, v in enumerate([*noise(300), *climb]) if (f := detector.update(i, v))}
+        assert kinds == {"loss_spike"}
+
+    def test_a_climb_that_settles_is_a_level_once_it_has(self):
+        values = [*noise(300), *(2.5 + np.arange(60) * 0.02).tolist(), *noise(100, level=3.7, seed=2)]
+        detector = RobustSpike(RULES)
+        found = [detector.update(i, v) for i, v in enumerate(values)]
+        [shift] = [f.step for f in found if f is not None and f.kind == "level_shift"]
+        assert shift is not None
+        assert 380 <= shift < 440
+
+    def test_spikes_apart_never_add_up_to_a_level(self):
+        values = noise(100)
+        for i in range(80):
+            values += [9.0, *noise(5, seed=i)]
+        detector = RobustSpike(RULES)
+        kinds = {f.kind for i, v in enumerate(values) if (f := detector.update(i, v))}
+        assert kinds == {"loss_spike"}
+
+    def test_noise_around_a_level_is_called_stable(self):
+        stable = sum(is_stable(noise(50, seed=seed), 1e-8) for seed in range(300))
+        assert stable >= 290
+
+    @pytest.mark.parametrize("slope", [1e-3, 0.1, 10.0])
+    def test_a_straight_climb_is_never_called_stable(self, slope):
+        assert not is_stable([slope * i for i in range(50)], 1e-8)
+
+
+class TestAWindowWithoutSpread:
+    def test_a_constant_loss_uses_the_floor(self):
+        values = [2.3] * 60  # not a multiple of 1/128
+        [(_, _, z)] = flagged([*values, 2.3 + 1e-6])
+        assert z == pytest.approx(1e-6 / (1.4826 * 1e-8), rel=1e-3)
+
+    def test_a_loss_quantised_to_bf16_uses_its_quantum(self):
+        step = 1 / 128
+        assert flagged([*[1.5] * 60, 1.5 + 8 * step]) == []  # z 5.4
+        [(_, _, z)] = flagged([*[1.5] * 60, 1.5 + 10 * step])
+        assert z == pytest.approx(10 / 1.4826)
+
+    def test_a_quantum_can_be_given(self):
+        detector = RobustSpike(RULES, quantum=0.25)
+        assert flagged([*[2.3] * 60, 2.3 + 1.0], detector) == []
+
+
+def test_reset_begins_a_new_warm_up():
+    detector = RobustSpike(RULES)
+    flagged(noise(100), detector)
+    detector.reset()
+    assert flagged([*noise(50, level=9.0)], detector) == []
+    assert len(detector.baseline) == 50
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 399))
+def test_a_detector_restored_from_json_gives_the_same_verdicts(seed, cut):
+    rng = np.random.default_rng(seed)
+    values = (
+        2 + rng.normal(0, 0.02, 400) + (rng.random(400) < 0.03) * 3 + (np.arange(400) > 300) * 0.5
+    ).tolist()
+    whole, first = RobustSpike(RULES), RobustSpike(RULES)
+    expected = [whole.update(i, v) for i, v in enumerate(values)]
+    got = [first.update(i, v) for i, v in enumerate(values[:cut])]
+    second = RobustSpike.restore(RULES, json.loads(json.dumps(first.state())))
+    got += [second.update(i, v) for i, v in enumerate(values[cut:], start=cut)]
+    assert got == expected
+
+
+finite = st.floats(min_value=-1e6, max_value=1e6, allow_nan=False)
+
+
+@given(st.lists(finite, min_size=1, max_size=60))
+def test_median_and_mad_are_those_of_the_textbook(values):
+    middle, mad = median_and_mad(sorted(values))
+    assert middle == median(values)
+    assert mad == median(abs(x - middle) for x in values)
+
+
+@given(
+    st.lists(finite, min_size=0, max_size=120),
+    st.integers(5, 30),
+    st.integers(2, 10),
+)
+def test_any_series_gives_the_textbook_verdicts(values, window, warm_up):
+    warm_up = min(warm_up, window)
+    rules = SpikeRules(window=window, warm_up=warm_up, level_shift_after=10_000)
+    got = flagged(values, RobustSpike(rules, series="other", quantum=0.0))
+    expected = textbook(values, window=window, warm_up=warm_up)
+    assert [(i, s) for i, s, _ in got] == [(i, s) for i, s, _ in expected]
+
+
+def test_the_largest_doubles_do_not_break_it():
+    detector = RobustSpike(RULES)
+    for i in range(120):
+        finding = detector.update(i, 1.7e308 if i % 2 else -1.7e308)
+        if finding:
+            json.dumps(finding.to_document(), allow_nan=False)
