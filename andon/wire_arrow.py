@@ -28,7 +28,7 @@ except ImportError:  # an optional part: the JSON form does the same
 
 _CONTINUATION = 0xFFFFFFFF
 _MAX_METADATA_BYTES = 1024 * 1024  # 512 columns with names and metadata need a tenth of it
-_SCHEMA, _DICTIONARY_BATCH, _RECORD_BATCH = 1, 2, 3
+_SCHEMA, _RECORD_BATCH = 1, 3  # of the union MessageHeader
 _BYTES_WIDE = {"int8": 1, "int16": 2, "int32": 4, "int64": 8, "float": 4, "double": 8}
 
 
@@ -44,16 +44,14 @@ def decode_arrow(body: bytes) -> Frame:
             415, "unsupported-media-type", "this server has no pyarrow; send the JSON form", "content-type"
         )
     try:
-        schema_message, batch_message, header, body_length = _split(body)
-    except (ValueError, struct.error) as error:
-        raise undecodable(f"not a readable Arrow IPC stream: {error}") from None
-    try:
-        schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(schema_message))
+        schema_end = _schema_end(body)
+        schema = pyarrow.ipc.read_schema(pyarrow.py_buffer(body[:schema_end]))
         widths = _check_schema(schema)
+        batch_end, header, body_length = _batch(body, schema_end)
         _check_batch(header, body_length, schema, widths)
-        batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(batch_message), schema)
+        batch = pyarrow.ipc.read_record_batch(pyarrow.py_buffer(body[schema_end:batch_end]), schema)
         batch.validate(full=True)
-    except (pyarrow.ArrowException, ValueError, OSError, NotImplementedError) as error:
+    except (pyarrow.ArrowException, ValueError, OSError, NotImplementedError, struct.error) as error:
         raise undecodable(f"not a readable Arrow IPC stream: {_short(error)}") from None
     metadata = _metadata(schema.metadata, "schema metadata")
     if "andon.stream" not in metadata:
@@ -116,20 +114,24 @@ def _message(body: bytes, at: int) -> tuple[int, int, Table | None]:
     return at + 8, at + 8 + size, Table.root(body[at + 8 : at + 8 + size])
 
 
-def _split(body: bytes) -> tuple[bytes, bytes, Table, int]:
-    """Return the schema message, the batch message, the batch's header and its body's length."""
-    _, schema_end, table = _message(body, 0)
+def _schema_end(body: bytes) -> int:
+    """Return where the schema message, which must come first, ends."""
+    _, end, table = _message(body, 0)
     if table is None:
         raise ValueError("it holds no schema")
     if table.byte(1) != _SCHEMA or table.long(3) != 0:
         raise ValueError("its first message is not a schema")
+    # Arrow would swap the bytes of big-endian buffers before anybody could validate them.
     if table.table(2).short(0) != 0:
         raise ValueError("big-endian data is not taken")
+    return end
+
+
+def _batch(body: bytes, schema_end: int) -> tuple[int, Table, int]:
+    """Return where the one record batch ends, its header, and the length of its body."""
     _, start, table = _message(body, schema_end)
     if table is None:
         raise ValueError("it holds no record batch")
-    if table.byte(1) == _DICTIONARY_BATCH:
-        raise unprocessable("dictionary-encoded columns are not taken", "columns")
     if table.byte(1) != _RECORD_BATCH:
         raise ValueError("its second message is not a record batch")
     length = table.long(3)
@@ -140,7 +142,7 @@ def _split(body: bytes) -> tuple[bytes, bytes, Table, int]:
         raise unprocessable("a frame is one record batch; this stream holds more", "body")
     if after != len(body):
         raise ValueError("something follows the end of the stream")
-    return body[:schema_end], body[schema_end : start + length], table.table(2), length
+    return start + length, table.table(2), length
 
 
 def _check_schema(schema: Any) -> list[int]:

@@ -120,7 +120,8 @@ class Frame(msgspec.Struct, kw_only=True):
         missing = self.missing.get(metric)
         if missing is None:
             return np.ones(self.rows, np.bool_)
-        return np.asarray(~missing, np.bool_)
+        present: NDArray[np.bool_] = ~missing
+        return present
 
     def nonfinite(self, metric: str) -> NDArray[np.bool_]:
         """Return, per row, whether a measured value is NaN or ±Inf; all false for integer columns."""
