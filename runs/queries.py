@@ -1,77 +1,185 @@
-"""Reads over what trainers posted: first-bad cell, series, grid, events."""
+"""Reads over what trainers posted: first-bad cell, series, grid, layers, events."""
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypedDict
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+from andon.detect.cells import SOURCES, VALUES, BadCells, FirstBad, Phase, cells
+from andon.detect.cells import first_bad as earliest
+from andon.detect.topology import Topology
+from andon.wire import fold_ranks
+from runs.cellmap import grid_states
+from runs.curves import Point, layer_series, series
+from runs.models import Attempt, Event, Run
+from runs.rows import raw_cursor
 
-from andon.detect.cells import FirstBad
-from runs.models import Run
+__all__ = [
+    "BadGroup",
+    "Point",
+    "bad_cells",
+    "events",
+    "first_bad",
+    "first_recorded_step",
+    "grid_states",
+    "layer_series",
+    "series",
+]
+
+# Only the cells of the earliest bad step decide, so only they leave the database: in a dead run of
+# 16,384 ranks as arrays of one row each, which is read ten times faster than rows.
+_FIRST = """
+SELECT step, skipped FROM runs_firstbad WHERE run_id = %s AND attempt = %s
+ORDER BY skipped, step LIMIT 1
+"""
+_AT = """
+SELECT stream, array_agg(lane), array_agg(rank), array_agg(micro_batch), array_agg(phase),
+       array_agg(view = 'local'), array_agg(bits), array_agg(series), array_agg(value)
+FROM runs_firstbad WHERE run_id = %s AND attempt = %s AND step = %s AND skipped = %s
+GROUP BY stream
+"""
+_RECORDED = """
+SELECT least(
+    (SELECT min(step) FROM runs_event WHERE run_id = %(run)s AND attempt = %(attempt)s AND type = 'step'),
+    (SELECT min(step_first) FROM runs_frame
+     WHERE run_id = %(run)s AND attempt = %(attempt)s AND stream = 'rank'),
+    (SELECT min(step_first) FROM runs_frame
+     WHERE run_id = %(run)s AND attempt = %(attempt)s AND stream = 'layer'))
+"""
 
 
-class Point(TypedDict):
-    """One point of a series: `value` is null where it was nonfinite, and `flag` says which."""
-
-    step: int
-    value: float | None
-    flag: str
-
-
-@dataclass(frozen=True, slots=True)
-class BadGroup:
-    """Bad cells that read as one line: one step, phase and column, folded ranks."""
-
-    step: int
-    phase: str
-    ranks: str
-    series: str
-    value: str
-    view: str
-    received_at: datetime
+def first_recorded_step(run: Run, attempt: int) -> int | None:
+    """Return the lowest step of an attempt that anything was posted about."""
+    with raw_cursor() as cursor:
+        cursor.execute(_RECORDED, {"run": run.pk, "attempt": attempt})
+        row = cursor.fetchone()
+    return None if row is None or row[0] is None else int(row[0])
 
 
 def first_bad(run: Run, attempt: int) -> FirstBad | None:
     """Return the first-bad cell of an attempt with its ties, None when nothing was bad."""
-    raise NotImplementedError
+    with raw_cursor() as cursor:
+        cursor.execute(_FIRST, (run.pk, attempt))
+        first = cursor.fetchone()
+        if first is None:
+            return None
+        step, skipped = int(first[0]), bool(first[1])
+        cursor.execute(_AT, (run.pk, attempt, step, skipped))
+        found = {str(row[0]): row[1:] for row in cursor.fetchall()}
+    ranks, layers = _rank_cells(step, skipped, found), None
+    if "layer" in found:
+        names, of_rank = found["layer"][0], found["layer"][1]
+        layers = _cells(step, skipped, [_layer(name) for name in names], found["layer"], rank=of_rank)
+    row = Attempt.objects.filter(run=run, number=attempt).only("groups").first()
+    topology: Topology | None = None
+    if row is not None and row.groups:
+        try:
+            topology = Topology.from_groups(row.groups)
+        except ValueError:
+            topology = None  # a launch that names unreadable groups must not hide the first bad cell
+    return earliest(
+        ranks, topology=topology, layers=layers, first_recorded_step=first_recorded_step(run, attempt)
+    )
 
 
-def series(  # noqa: PLR0917
-    run: Run, attempt: int, names: list[str], step_first: int, step_last: int, max_points: int
-) -> dict[str, list[Point]]:
-    """Return reduced series by name, at most `max_points` each (min and max of each bucket kept)."""
-    raise NotImplementedError
+def _rank_cells(step: int, skipped: bool, found: dict[str, tuple[Any, ...]]) -> BadCells:
+    """Return the cells of rank lanes; where only layers were bad, those of the ranks that posted them."""
+    if "rank" in found:
+        return _cells(step, skipped, [int(lane) for lane in found["rank"][0]], found["rank"])
+    columns = list(found.get("layer", ((),) * 8))
+    lanes = [int(rank) for rank in columns[1]]
+    # A layer's value without a rank names none, whatever its view says.
+    columns[4] = [local and rank >= 0 for local, rank in zip(columns[4], lanes, strict=True)]
+    return _cells(step, skipped, lanes, tuple(columns))
 
 
-def grid_states(  # noqa: PLR0917
-    run: Run,
-    attempt: int,
-    step_first: int,
-    step_last: int,
-    width: int,
-    rank_first: int,
-    rank_last: int,
-    height: int,
-) -> NDArray[np.uint8]:
-    """Return the worst state code per pixel, uint8[height, width]; codes as in the page's legend."""
-    raise NotImplementedError
+def _cells(
+    step: int,
+    skipped: bool,
+    lanes: list[Any],
+    columns: tuple[Any, ...],
+    *,
+    rank: list[int] | None = None,
+) -> BadCells:
+    _, _, micro_batch, phase, local, bits, source, value = columns
+    return cells(
+        step=[step] * len(lanes),
+        lane=lanes,
+        micro_batch=list(micro_batch),
+        phase=list(phase),
+        local=list(local),
+        skipped=[skipped] * len(lanes),
+        bits=list(bits),
+        source=[SOURCES.index(name) if name in SOURCES else 0 for name in source],
+        value=[VALUES.index(text) if text in VALUES else 0 for text in value],
+        rank=rank,
+    )
+
+
+def _layer(name: str) -> int | str:
+    return int(name) if name.isdecimal() else name
+
+
+@dataclass(frozen=True, slots=True)
+class BadGroup:
+    """Bad cells that read as one line: one step, phase and column, folded ranks or layers."""
+
+    step: int
+    phase: str
+    stream: str
+    ranks: str  # or layers; "not known" for a reduced value without any
+    series: str
+    value: str
+    view: str
+    skipped: bool
+    received_at: datetime
+
+
+_GROUPS = """
+SELECT step, phase, stream, series, value, view, skipped, min(received_at), array_agg(lane)
+FROM runs_firstbad WHERE run_id = %s AND attempt = %s
+GROUP BY step, phase, stream, series, value, view, skipped
+ORDER BY skipped, step, view = 'reduced', phase, stream LIMIT %s
+"""
 
 
 def bad_cells(run: Run, attempt: int, limit: int = 20) -> list[BadGroup]:
-    """Return the first `limit` groups of bad cells as text, earliest first."""
-    raise NotImplementedError
-
-
-def layer_series(
-    run: Run, attempt: int, metric: str, step_first: int, step_last: int
-) -> tuple[list[str], NDArray[np.int64], NDArray[np.float64]]:
-    """Return layer names, steps and values float64[layers, steps] (NaN = nonfinite or not posted)."""
-    raise NotImplementedError
+    """Return where lanes first went bad, as the first `limit` groups of equal cells, earliest first."""
+    with raw_cursor() as cursor:
+        cursor.execute(_GROUPS, (run.pk, attempt, limit))
+        rows = cursor.fetchall()
+    groups = []
+    for step, phase, stream, source, value, view, skipped, received_at, lanes in rows:
+        numbers = [int(lane) for lane in lanes if lane.isdecimal()]
+        names = sorted(lane for lane in lanes if not lane.lstrip("-").isdecimal())
+        text = ", ".join(filter(None, [fold_ranks(numbers), *names])) or "not known"
+        phase_name = Phase(phase).name.lower()
+        groups.append(BadGroup(step, phase_name, stream, text, source, value, view, skipped, received_at))
+    return groups
 
 
 def events(
     run: Run, *, attempt: int | None = None, types: list[str] | None = None, limit: int = 100
-) -> list[dict[str, object]]:
-    """Return the newest events first."""
-    raise NotImplementedError
+) -> list[dict[str, Any]]:
+    """Return events as plain data, the newest received first."""
+    found = Event.objects.filter(run_id=run.pk)
+    if attempt is not None:
+        found = found.filter(attempt=attempt)
+    if types is not None:
+        found = found.filter(type__in=types)
+    return [
+        {
+            "id": event.pk,
+            "type": event.type,
+            "attempt": event.attempt,
+            "step": event.step,
+            "rank": event.rank,
+            "ranks": event.ranks,
+            "node": event.node,
+            "occurred_at": event.occurred_at,
+            "received_at": event.received_at,
+            "backfill": event.backfill,
+            "flags": event.flags,
+            "data": event.data,
+        }
+        for event in found.order_by("-pk")[:limit]
+    ]
