@@ -70,7 +70,10 @@ def parse_canonical(raw: bytes, where: str) -> Any:
 def file_table_digest(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the SHA-256 that names a set of files: over their paths, sizes and digests, sorted by path."""
     table = sorted(
-        ({"path": str(row["path"]), "bytes": int(row["bytes"]), "sha256": str(row["sha256"])} for row in rows),
+        (
+            {"path": str(row["path"]), "bytes": int(row["bytes"]), "sha256": str(row["sha256"])}
+            for row in rows
+        ),
         key=lambda row: str(row["path"]),
     )
     return hashlib.sha256(canonical(table)).hexdigest()

@@ -1,0 +1,440 @@
+"""Checks an exported evidence bag. Standard library and `cryptography` only: no network, no database.
+
+It accepts only the bytes that Andon writes: every file is rendered again or hashed, every signature
+and link is followed, a missing or extra file fails.
+"""
+
+import base64
+import binascii
+import hashlib
+import io
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from andon import bag_format as form
+from andon import bag_zip, chain
+
+_CHUNK_BYTES = 1 << 20
+_TAG_LIMIT_BYTES = 256 << 20
+
+
+class Unreadable(Exception):
+    """The path is no bag at all, or cannot be read."""
+
+
+class Tree(Protocol):
+    """The files of a bag."""
+
+    def names(self) -> list[str]:
+        """Return the relative names of all files. Raises Unreadable or ValueError."""
+        ...
+
+    def open(self, name: str) -> IO[bytes]:
+        """Return a file's bytes."""
+        ...
+
+
+class DirectoryTree:
+    """A bag as a directory; anything but plain files and directories with files fails."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def names(self) -> list[str]:
+        """See `Tree.names`."""
+        found: list[str] = []
+        for directory, folders, files in os.walk(self.root):
+            for name in [*folders, *files]:
+                path = Path(directory) / name
+                mode = path.lstat().st_mode
+                relative = path.relative_to(self.root).as_posix()
+                if stat.S_ISREG(mode):
+                    found.append(relative)
+                elif not stat.S_ISDIR(mode):
+                    raise ValueError(f"{relative}: is neither a file nor a directory")
+            if not folders and not files and Path(directory) != self.root:
+                raise ValueError(f"{Path(directory).relative_to(self.root)}: is an empty directory")
+        return found
+
+    def open(self, name: str) -> IO[bytes]:
+        """See `Tree.open`."""
+        return (self.root / name).open("rb")
+
+
+class ZipTree:
+    """A bag as an archive with one directory in it."""
+
+    def __init__(self, file: IO[bytes], size: int) -> None:
+        self._file = file
+        entries = bag_zip.read(file, size)
+        tops = {entry.name.partition("/")[0] for entry in entries}
+        if len(tops) != 1:
+            raise ValueError("the archive must hold one directory")
+        top = f"{tops.pop()}/"
+        self._at: dict[str, tuple[int, int]] = {}
+        for entry in entries:
+            name = entry.name.removeprefix(top)
+            if name in self._at:
+                raise ValueError(f"{name}: is in the archive twice")
+            self._at[name] = (entry.offset + len(bag_zip.local_header(entry)), entry.bytes_total)
+
+    def names(self) -> list[str]:
+        """See `Tree.names`."""
+        return list(self._at)
+
+    def open(self, name: str) -> IO[bytes]:
+        """See `Tree.open`."""
+        offset, size = self._at[name]
+        return io.BufferedReader(_Slice(self._file, offset, size))
+
+
+class _Slice(io.RawIOBase):
+    """A part of a seekable stream."""
+
+    def __init__(self, file: IO[bytes], offset: int, size: int) -> None:
+        self._file, self._at, self._left = file, offset, size
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._at)
+        data = self._file.read(min(len(buffer), self._left))
+        buffer[: len(data)] = data
+        self._at += len(data)
+        self._left -= len(data)
+        return len(data)
+
+
+@dataclass
+class Report:
+    """What came of checking a bag. `key_id` signed it; `pinned`: that is the key that was asked for."""
+
+    problems: list[str] = field(default_factory=list)
+    not_checked: list[str] = field(default_factory=list)  # objects of fetch.txt that are not in the bag
+    key_id: str = ""
+    pinned: bool = False
+    files: int = 0
+    seals: int = 0
+    custody_rows: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether nothing is wrong."""
+        return not self.problems
+
+
+def open_tree(path: Path) -> Tree:
+    """Return the files of a bag: a directory or a .zip.
+
+    Raises:
+        Unreadable: there is no bag.
+        ValueError: an archive that was changed.
+    """
+    try:
+        if path.is_dir():
+            if not (path / "bagit.txt").exists() and not (path / form.TAG_MANIFEST).exists():
+                raise Unreadable(f"{path}: is no bag (bagit.txt is missing)")
+            return DirectoryTree(path)
+        file = path.open("rb")
+        head = file.read(4)
+        if head[:2] != b"PK":
+            file.close()
+            raise Unreadable(f"{path}: is neither a directory nor a zip archive")
+        return ZipTree(file, path.stat().st_size)
+    except OSError as error:
+        raise Unreadable(f"{path}: {error.strerror}") from error
+
+
+def verify(tree: Tree, key: str | None = None) -> Report:
+    """Check a bag.
+
+    Args:
+        key: fingerprint (lower-case hex SHA-256 of the raw public key) of the key it must be signed by.
+    """
+    report = Report()
+    try:
+        _Check(tree, report, key).run()
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        says = (
+            str(error) if type(error) is ValueError else f"is not of the form that Andon writes ({error!r})"
+        )
+        report.problems.append(says)
+    except OSError as error:
+        report.problems.append(f"{error.filename}: {error.strerror}")
+    return report
+
+
+class _Check:
+    def __init__(self, tree: Tree, report: Report, key: str | None) -> None:
+        self.tree, self.report, self.key = tree, report, key
+        self.names = sorted(tree.names())
+        for name in self.names:
+            form.check_name(name)
+        self.sizes: dict[str, int] = {}
+        self.digests: dict[str, str] = {}
+
+    def run(self) -> None:
+        """Check from the outside in: files, lists, signature, chain, seals."""
+        self._hash_all()
+        payload, fetch = self._lists()
+        statement = self._statement(payload)
+        keys = self._keys()
+        rows = self._custody(statement)
+        self._seals(payload, fetch, keys, rows, statement)
+
+    # --- files
+
+    def _hash_all(self) -> None:
+        for name in self.names:
+            digest, size = hashlib.sha256(), 0
+            with self.tree.open(name) as file:
+                while data := file.read(_CHUNK_BYTES):
+                    digest.update(data)
+                    size += len(data)
+            self.digests[name], self.sizes[name] = digest.hexdigest(), size
+        self.report.files = len(self.names)
+
+    def _read(self, name: str) -> bytes:
+        if name not in self.digests:
+            raise ValueError(f"{name}: is missing")
+        if self.sizes[name] > _TAG_LIMIT_BYTES:
+            raise ValueError(f"{name}: is too large for what it is")
+        with self.tree.open(name) as file:
+            return file.read()
+
+    def _wrong(self, says: str) -> None:
+        self.report.problems.append(says)
+
+    # --- BagIt's own files
+
+    def _lists(self) -> tuple[dict[str, str], dict[str, form.Fetch]]:
+        if self._read("bagit.txt") != form.BAGIT:
+            self._wrong("bagit.txt: is not the declaration that Andon writes")
+        payload = form.read_manifest(self._read(form.MANIFEST), form.MANIFEST)
+        fetch = form.read_fetch(self._read(form.FETCH), payload) if form.FETCH in self.digests else {}
+        if form.FETCH in self.digests and not fetch:
+            self._wrong(f"{form.FETCH}: is empty")
+        for name, digest in payload.items():
+            if not name.startswith(form.PAYLOAD):
+                self._wrong(f"{form.MANIFEST}: {name} is no payload file")
+            elif name in self.digests:
+                if self.digests[name] != digest:
+                    self._wrong(f"{name}: its content does not fit its digest")
+                if name in fetch and self.sizes[name] != fetch[name].bytes_total:
+                    self._wrong(f"{name}: has another length than {form.FETCH} says")
+            elif name in fetch:
+                self.report.not_checked.append(f"{name.removeprefix(form.PAYLOAD)} ({fetch[name].url})")
+            else:
+                self._wrong(f"{name}: is missing")
+        for name in self.names:
+            if name.startswith(form.PAYLOAD) and name not in payload:
+                self._wrong(f"{name}: is in no manifest")
+        tags = {
+            name: digest
+            for name, digest in self.digests.items()
+            if not name.startswith(form.PAYLOAD) and name != form.TAG_MANIFEST
+        }
+        if self._read(form.TAG_MANIFEST) != form.render_manifest(tags):
+            self._wrong(f"{form.TAG_MANIFEST}: is not what the tag files give")
+        info = form.read_info(self._read(form.INFO))
+        sizes = [fetch[name].bytes_total if name in fetch else self.sizes.get(name, -1) for name in payload]
+        if info["Payload-Oxum"] != form.oxum(sizes):
+            self._wrong(f"{form.INFO}: Payload-Oxum does not fit the payload")
+        self.report.facts["info"] = info
+        return payload, fetch
+
+    # --- the statement over all files
+
+    def _statement(self, payload: Mapping[str, str]) -> dict[str, Any]:
+        key_id, raw = open_envelope(self._document(form.STATEMENT), form.STATEMENT)
+        self.report.key_id = key_id
+        if self.key is not None:
+            if key_id == self.key:
+                self.report.pinned = True
+            else:
+                self._wrong(f"{form.STATEMENT}: signed by {key_id}, not by the key that was asked for")
+        statement: dict[str, Any] = chain.parse_canonical(raw, form.STATEMENT)
+        if (statement["_type"], statement["predicateType"]) != (form.STATEMENT_TYPE, form.BAG_PREDICATE):
+            raise ValueError(f"{form.STATEMENT}: states something else")
+        named = {row["name"]: row["digest"] for row in statement["subject"]}
+        present = {
+            **payload,
+            **{name: digest for name, digest in self.digests.items() if name not in form.UNNAMED},
+        }
+        if len(named) != len(statement["subject"]):
+            self._wrong(f"{form.STATEMENT}: names a file twice")
+        for name in sorted(set(named) | set(present)):
+            if name not in present:
+                self._wrong(f"{name}: is signed and missing")
+            elif name not in named:
+                self._wrong(f"{name}: is not signed")
+            elif named[name] != {"sha256": present[name]}:
+                self._wrong(f"{name}: is not as it was signed")
+        self.report.facts |= statement["predicate"]
+        return statement
+
+    def _document(self, name: str) -> Any:
+        raw = self._read(name)
+        if not raw.endswith(b"\n"):
+            raise ValueError(f"{name}: the last line has no end")
+        return chain.parse_canonical(raw[:-1], name)
+
+    def _keys(self) -> set[str]:
+        document = self._document(form.KEYS)
+        if set(document) != {"schema", "keys"} or document["schema"] != form.KEYS_SCHEMA:
+            raise ValueError(f"{form.KEYS}: is not of the form that Andon writes")
+        names = set()
+        for row in document["keys"]:
+            public = _exact_base64(row["public_key"], 32, form.KEYS)
+            if set(row) != {"key_id", "public_key"} or row["key_id"] != hashlib.sha256(public).hexdigest():
+                raise ValueError(f"{form.KEYS}: a key is not named by its fingerprint")
+            names.add(row["key_id"])
+        if self.report.key_id not in names:
+            self._wrong(f"{form.KEYS}: does not hold the key that signed the bag")
+        return names
+
+    # --- custody and seals
+
+    def _custody(self, statement: Mapping[str, Any]) -> list[dict[str, Any]]:
+        raw = self._read(form.CUSTODY)
+        if not raw.endswith(b"\n"):
+            raise ValueError(f"{form.CUSTODY}: the last line has no end")
+        rows = [chain.parse_canonical(line, form.CUSTODY) for line in raw.split(b"\n")[:-1]]
+        predicate = statement["predicate"]
+        self.report.problems += chain.verify_rows(rows, predicate["dossier"])
+        self.report.custody_rows = len(rows)
+        if predicate["custody"] != {"seq": rows[-1]["seq"], "digest": rows[-1]["digest"]}:
+            self._wrong(f"{form.CUSTODY}: does not end where the signed statement says")
+        return rows
+
+    def _seals(
+        self,
+        payload: Mapping[str, str],
+        fetch: Mapping[str, form.Fetch],
+        keys: set[str],
+        rows: Sequence[Mapping[str, Any]],
+        statement: Mapping[str, Any],
+    ) -> None:
+        names = [name for name in self.names if name.startswith(form.SEALS)]
+        objects: dict[str, dict[str, Any]] = {}
+        named = {row["data"].get("seal"): row["object_sha256"] for row in rows if row["what"] == "seal"}
+        previous, items = "", []
+        for number, name in enumerate(names, start=1):
+            if name != f"{form.SEALS}{number:04d}.json":
+                raise ValueError(f"{name}: a seal is missing or has another name")
+            key_id, raw = open_envelope(self._document(name), name)
+            seal = chain.parse_canonical(raw, name)
+            predicate = seal["predicate"]
+            if key_id not in keys:
+                self._wrong(f"{name}: is signed by a key that the bag does not vouch for")
+            if (seal["_type"], seal["predicateType"]) != (form.STATEMENT_TYPE, form.SEAL_PREDICATE):
+                raise ValueError(f"{name}: states something else")
+            if predicate["number"] != number or predicate["previous"] != previous:
+                self._wrong(f"{name}: does not name the seal before it")
+            if predicate["dossier"] != statement["predicate"]["dossier"]:
+                self._wrong(f"{name}: belongs to another dossier")
+            previous = hashlib.sha256(raw).hexdigest()
+            if named.get(number) != previous:
+                self._wrong(f"{name}: the custody chain does not name it")
+            head = predicate["custody"]
+            if head is not None and rows[head["seq"] - 1]["digest"] != head["digest"]:
+                self._wrong(f"{name}: the custody chain has changed since it was made")
+            if {one["name"]: one["sha256"] for one in predicate["objects"]} != {
+                one["name"]: one["digest"]["sha256"] for one in seal["subject"]
+            }:
+                self._wrong(f"{name}: its objects are not those it signs")
+            objects |= {one["name"]: one for one in predicate["objects"]}
+            items = predicate["items"]
+        if len(named) != len(names):
+            self._wrong("the custody chain names seals that are not in the bag")
+        self.report.seals = len(names)
+        if previous != statement["predicate"]["seal"]:
+            self._wrong("the last seal is not the one that the signed statement names")
+        self._objects(payload, fetch, objects)
+        self._items(items, objects)
+
+    def _objects(
+        self,
+        payload: Mapping[str, str],
+        fetch: Mapping[str, form.Fetch],
+        objects: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        for path, one in objects.items():
+            name = form.PAYLOAD + path
+            if payload.get(name) != one["sha256"]:
+                self._wrong(f"{path}: is sealed and not in the bag as it was sealed")
+            size = fetch[name].bytes_total if name in fetch else self.sizes.get(name)
+            if size != one["bytes"]:
+                self._wrong(f"{path}: has another length than was sealed")
+        for name in payload:
+            path = name.removeprefix(form.PAYLOAD)
+            if path.startswith("items/") and path not in objects:
+                self._wrong(f"{path}: is in no seal")
+
+    def _items(self, items: Sequence[Mapping[str, Any]], objects: Mapping[str, Mapping[str, Any]]) -> None:
+        for item in items:
+            if item["state"] != "sealed":
+                continue
+            start = f"{item['directory']}/"
+            table = [
+                {"path": path.removeprefix(start), "bytes": one["bytes"], "sha256": one["sha256"]}
+                for path, one in objects.items()
+                if path.startswith(start)
+            ]
+            if chain.file_table_digest(table) != item["digest"]:
+                self._wrong(f"{item['name']}: its objects do not give its digest")
+
+
+def open_envelope(envelope: Any, where: str) -> tuple[str, bytes]:
+    """Return key id and payload of a DSSE envelope with exactly one signature.
+
+    Raises:
+        ValueError: another form, or the signature does not fit.
+    """
+    if set(envelope) != {"payloadType", "payload", "signatures"} or len(envelope["signatures"]) != 1:
+        raise ValueError(f"{where}: is not an envelope with one signature")
+    kind, row = envelope["payloadType"], envelope["signatures"][0]
+    if kind != form.PAYLOAD_TYPE or set(row) != {"keyid", "sig", "public_key"}:
+        raise ValueError(f"{where}: is not an envelope of the form that Andon writes")
+    payload = _exact_base64(envelope["payload"], None, where)
+    public = _exact_base64(row["public_key"], 32, where)
+    signature = _exact_base64(row["sig"], 64, where)
+    key_id = hashlib.sha256(public).hexdigest()
+    if row["keyid"] != key_id:
+        raise ValueError(f"{where}: the key is not named by its fingerprint")
+    type_bytes = kind.encode()
+    message = b"DSSEv1 %d %s %d %s" % (len(type_bytes), type_bytes, len(payload), payload)
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except InvalidSignature as error:
+        raise ValueError(f"{where}: its signature does not fit") from error
+    return key_id, payload
+
+
+def _exact_base64(text: Any, length: int | None, where: str) -> bytes:
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: base64 text is needed")
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"{where}: is not base64") from error
+    if base64.b64encode(raw).decode("ascii") != text or (length is not None and len(raw) != length):
+        raise ValueError(f"{where}: is not canonical base64 of the right length")
+    return raw
