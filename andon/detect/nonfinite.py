@@ -5,6 +5,7 @@ Skipped updates need memory and are judged by `SkipCounter`.
 """
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,12 +25,36 @@ from andon.detect.frame_health import (
     nonfinite_rows,
     row_health,
 )
-from andon.detect.planes import coarsen, combine_planes, state_plane
+from andon.detect.planes import (
+    CHECKSUM,
+    HEALTHY,
+    HELD,
+    MISSING,
+    NO_PROGRESS,
+    NONFINITE,
+    OUTSIDE,
+    SPIKE,
+    SPREAD,
+    STRAGGLER,
+    coarsen,
+    combine_planes,
+    state_plane,
+)
 from andon.detect.skips import SkipClass, SkipCounter, StepSeen
 from andon.policy import Policy
 from andon.wire import ORIGIN_BITS, Event, Frame
 
 __all__ = [
+    "CHECKSUM",
+    "HEALTHY",
+    "HELD",
+    "MISSING",
+    "NONFINITE",
+    "NO_PROGRESS",
+    "OUTSIDE",
+    "SPIKE",
+    "SPREAD",
+    "STRAGGLER",
     "SkipCounter",
     "StepSeen",
     "axes",
@@ -113,7 +138,9 @@ def _lanes(event: Event) -> tuple[int, ...]:
     return tuple(event.ranks or ())[:MAX_NAMED_LANES]
 
 
-def judge_event(event: Event, policy: Policy, *, backfill: bool = False) -> list[Finding]:
+def judge_event(
+    event: Event, policy: Policy, *, backfill: bool = False, skipped_steps: Collection[int] = ()
+) -> list[Finding]:
     """Judge the nonfinite values of one event, without memory.
 
     A nonfinite train loss, gradient norm or bit set that was applied, or does not say, is a halt; so are
@@ -126,6 +153,7 @@ def judge_event(event: Event, policy: Policy, *, backfill: bool = False) -> list
         policy: the run's policy; with rule "nonfinite" off nothing is said. Whether a halt acts is the
             caller's business (`policy.mode`).
         backfill: the event is late or of an earlier attempt: everything is shown, nothing asks to hold.
+        skipped_steps: steps of this attempt that another post already said were skipped.
     """
     if policy.mode(RULE) == "off" or not (event.flags or event.data.get("nonfinite")):
         return []
@@ -136,7 +164,8 @@ def judge_event(event: Event, policy: Policy, *, backfill: bool = False) -> list
     else:
         elsewhere = step.elsewhere
         state = bool(step.bits & STATE_BITS)
-        if step.bad and (state or not step.skipped):
+        skipped = step.skipped or (event.step in skipped_steps and event.data.get("skipped") is not False)
+        if step.bad and (state or not skipped):
             findings.append(_applied(event, step, state=state, backfill=backfill))
     for path, flag in elsewhere.items():
         findings.append(
@@ -294,7 +323,12 @@ def seen_in_frame(frame: Frame, health: RowHealth | None = None) -> list[StepSee
 
 
 def judge_frame(
-    frame: Frame, policy: Policy, *, backfill: bool = False, health: RowHealth | None = None
+    frame: Frame,
+    policy: Policy,
+    *,
+    backfill: bool = False,
+    health: RowHealth | None = None,
+    skipped_steps: Collection[int] = (),
 ) -> list[Finding]:
     """Judge a frame as `judge_event` judges an event: at most one finding per kind and column.
 
@@ -307,8 +341,11 @@ def judge_frame(
     where = health.axes
     findings: list[Finding] = []
     step_of = where.steps[where.row]
+    skipped = health.skipped
+    if skipped_steps and not health.healthy:
+        skipped = skipped | np.isin(step_of, list(skipped_steps))
     for state in (True, False):
-        rows = health.bad & health.state if state else health.bad & ~health.state & ~health.skipped
+        rows = health.bad & health.state if state else health.bad & ~health.state & ~skipped
         if not rows.any():
             continue
         first = int(step_of[rows].min())

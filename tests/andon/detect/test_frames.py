@@ -141,6 +141,11 @@ class TestJudgement:
         [finding] = judge_frame(block(2, 2, nonfinite=bits), POLICY)
         assert finding.step == 1
 
+    def test_a_layer_frame_of_a_step_known_to_be_skipped_does_not_hold(self):
+        one = frame({"step": [5, 6], "lane": ["h.0", "h.0"], "grad_norm": ["nan", "nan"]}, stream="layer")
+        assert [f.step for f in judge_frame(one, POLICY, skipped_steps={5})] == [6]
+        assert judge_frame(one, POLICY, skipped_steps={5, 6}) == []
+
     def test_broken_weights_hold_although_skipped(self):
         [finding] = judge_frame(block(1, 2, nonfinite=np.array([[32 | 64, 64]], dtype=np.int16)), POLICY)
         assert (finding.kind, finding.severity) == ("nonfinite_state", "halt")

@@ -85,6 +85,12 @@ class TestASkippedUpdateIsNotJudgedHere:
         [finding] = judged(rank=3, nonfinite=bits, skipped=True)
         assert (finding.kind, finding.severity) == ("nonfinite_state", "halt")
 
+    def test_a_step_that_another_post_called_skipped_is_not_judged_here_either(self):
+        silent, denied = event(step=7, rank=1, loss=NAN), event(step=7, rank=1, loss=NAN, skipped=False)
+        assert judge_event(silent, POLICY, skipped_steps={7}) == []
+        assert judge_event(silent, POLICY, skipped_steps={8})[0].severity == "halt"
+        assert judge_event(denied, POLICY, skipped_steps={7})[0].severity == "halt"
+
     def test_a_nonfinite_loss_under_a_scaler_that_was_applied_holds(self):
         assert judged(loss=NAN, loss_scale=1024.0, skipped=False)[0].severity == "halt"
 
