@@ -260,6 +260,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "incidents.frame.frame",
             ]
         },
     }
@@ -275,6 +276,7 @@ USE_I18N = False
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LOGIN_URL = "/sign-in"
 LOGIN_REDIRECT_URL = "/runs"
+CSRF_FAILURE_VIEW = "runs.errors.csrf_failure"
 # The receiver refuses by its own caps (32 MiB), with a problem body; Django's limit lies just above.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 34 << 20
 

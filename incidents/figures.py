@@ -30,8 +30,33 @@ def first_bad_ranks(incident: Incident) -> list[int]:
     return [rank for rank in found if isinstance(rank, int)]
 
 
+def layer_tile(plane: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+    """Return the layers enlarged to a tile; more layers or steps than pixels keep the worst code.
+
+    Codes of the ramp lie above the states, so a nonfinite cell is lifted over them while they shrink.
+    """
+    layers, steps = plane.shape
+    order = np.arange(18, dtype=np.uint8)
+    order[[grid_png.SPREAD, grid_png.NONFINITE]] = [30, 31]
+    shown = order[plane]
+    if steps > width:
+        edges = np.arange(width) * steps // width
+        shown = np.maximum.reduceat(shown, edges, axis=1)
+    if layers > height:
+        edges = np.arange(height) * layers // height
+        shown = np.maximum.reduceat(shown, edges, axis=0)
+    shown = np.where(shown == 30, grid_png.SPREAD, np.where(shown == 31, grid_png.NONFINITE, shown))
+    return grid_png.paint(shown.astype(np.uint8), width, height)
+
+
 def incident_figure(
-    incident: Incident, window: grid.Window, extent: grid.Extent, policy: Policy, width: int, theme: str
+    incident: Incident,
+    window: grid.Window,
+    extent: grid.Extent,
+    *,
+    policy: Policy,
+    width: int,
+    theme: str,
 ) -> JSON:
     """Return the Plotly figure of an incident's window and, in `layout.meta`, what the page needs with it."""
     run, attempt = incident.run, incident.attempt
@@ -51,7 +76,7 @@ def incident_figure(
         Row("grid", height, axis=figures.rank_axis(window, height, nodes, ranks)),
     ]
     if layer is not None:
-        names, plane = layer
+        names, _ = layer
         rows.append(Row("layers", LAYERS_PX, above=136 if narrow else 64, axis=_layer_axis(names, incident)))
     for name in ("grad_norm", "loss"):
         above = 26 if len(rows) > 2 else (100 if narrow else 44)
@@ -65,7 +90,12 @@ def incident_figure(
     stack.image(
         stack.rows["grid"],
         figures.tile_url(
-            reverse("incident_grid", args=[incident.pk]), window, width, height, theme, extent.version
+            reverse("incident_grid", args=[incident.pk]),
+            window,
+            width=width,
+            height=height,
+            theme=theme,
+            version=extent.version,
         ),
         width=width,
         height=height,
@@ -78,10 +108,10 @@ def incident_figure(
             figures.tile_url(
                 reverse("incident_layers", args=[incident.pk]),
                 window,
-                width,
-                LAYERS_PX,
-                theme,
-                extent.version,
+                width=width,
+                height=LAYERS_PX,
+                theme=theme,
+                version=extent.version,
             ),
             width=width,
             height=LAYERS_PX,
@@ -92,7 +122,9 @@ def incident_figure(
     # A second set of step labels under the grid, where the eye is.
     _grid_steps(stack)
     for name, words in (("grad_norm", "Gradient norm"), ("loss", "Loss")):
-        banded = figures.add_curve(stack, stack.rows[name], found.get(name, []), words, name, policy)
+        banded = figures.add_curve(
+            stack, stack.rows[name], found.get(name, []), words=words, form=name, policy=policy
+        )
         captions[name] = _curve_caption(name, banded, found.get(name, []))
 
     if step is not None:
@@ -115,10 +147,10 @@ def incident_figure(
     meta["overview"] = figures.tile_url(
         reverse("incident_grid", args=[incident.pk]),
         grid.Window(extent.step_first, max(extent.step_last, window.step_last), 0, extent.ranks - 1),
-        width,
-        1,
-        theme,
-        extent.version,
+        width=width,
+        height=1,
+        theme=theme,
+        version=extent.version,
     )
     return figure
 

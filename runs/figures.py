@@ -37,7 +37,7 @@ def grid_height(ranks: int) -> int:
     return 320 if ranks > 256 else 240
 
 
-def tile_url(path: str, window: grid.Window, width: int, height: int, theme: str, version: str) -> str:
+def tile_url(path: str, window: grid.Window, *, width: int, height: int, theme: str, version: str) -> str:
     """Return the address of a tile; its version makes the answer immutable."""
     return f"{path}?" + urlencode(
         {
@@ -103,6 +103,7 @@ def add_curve(
     stack: Stack,
     row: Row,
     points: Sequence[queries.Point],
+    *,
     words: str,
     form: str,
     policy: Policy,
@@ -128,6 +129,7 @@ def run_figure(
     attempt: int,
     step_first: int,
     step_last: int,
+    *,
     policy: Policy,
     marks: Sequence[tuple[int, str, bool]],
 ) -> JSON:
@@ -159,7 +161,7 @@ def run_figure(
     captions = {}
     for name, words, form, _ in RUN_ROWS:
         if name in have:
-            banded = add_curve(stack, stack.rows[name], have[name], words, form, policy)
+            banded = add_curve(stack, stack.rows[name], have[name], words=words, form=form, policy=policy)
             captions[name] = f"{words}{', band is median ± 6 σ of 200 steps' if banded else ''}"
     figure = stack.figure()
     figure["layout"]["meta"]["captions"] = captions

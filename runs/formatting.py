@@ -116,7 +116,7 @@ def size(value: int | None) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share: `61 %`. A decimal only where there are 1,000 things or more; never rounded up to 100."""
+    """Return a share: `61 %`; a decimal only for 1,000 things or more, and never rounded up to 100."""
     if whole <= 0:
         return "not known yet"
     share = 100.0 * part / whole

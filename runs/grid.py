@@ -140,7 +140,7 @@ def _pair(text: str, first: int, last: int, most: int) -> tuple[int, int]:
 
 
 def states(
-    run: Run, attempt: int, window: Window, width: int, height: int, held_after: int | None
+    run: Run, attempt: int, window: Window, *, width: int, height: int, held_after: int | None
 ) -> NDArray[np.uint8]:
     """Return the worst state per pixel, uint8[≤ height, ≤ width]: one pixel per cell where cells are larger.
 
@@ -167,11 +167,11 @@ def states(
 
 
 def tile(
-    run: Run, attempt: int, window: Window, width: int, height: int, theme: str, extent_: Extent
+    run: Run, attempt: int, window: Window, *, width: int, height: int, theme: str, extent_: Extent
 ) -> bytes:
     """Return the window as a palette PNG of `width` × `height` pixels (both capped)."""
     width, height = max(1, min(width, MAX_TILE_PX)), max(1, min(height, MAX_TILE_PX))
-    plane = states(run, attempt, window, width, height, extent_.held_after)
+    plane = states(run, attempt, window, width=width, height=height, held_after=extent_.held_after)
     borders = node_borders(run, attempt, window, height) if plane.shape[0] == window.ranks else []
     return grid_png.encode(grid_png.paint(plane, width, height, borders=borders), theme)
 
@@ -259,7 +259,9 @@ def exact(run: Run, attempt: int, window: Window, extent_: Extent) -> dict[str, 
     """Return exact cells of the window with counts per state, or the sentence that says to zoom in."""
     if window.steps * window.ranks > MAX_EXACT_CELLS:
         return {"runs": None, "counts": {}, "says": "zoom in for exact cells"}
-    plane = states(run, attempt, window, window.steps, window.ranks, extent_.held_after)
+    plane = states(
+        run, attempt, window, width=window.steps, height=window.ranks, held_after=extent_.held_after
+    )
     codes, numbers = np.unique(plane, return_counts=True)
     counts = {
         WORDS[code]: number for code, number in zip(codes.tolist(), numbers.tolist(), strict=True) if code

@@ -52,7 +52,8 @@ def latest(last: dict[str, Any], name: str) -> tuple[str, object]:
     entry = last.get(name)
     value: object = entry
     if isinstance(entry, dict):
-        value = entry.get("flag") or entry.get("value")
+        flag = str(entry.get("flag") or "")
+        value = flag if formatting.nonfinite(flag) else entry.get("value")
     return formatting.metric(name, value), value
 
 

@@ -1,6 +1,5 @@
 """Template filters and tags over `runs.formatting`: the forms that the pages' contract fixes."""
 
-import itertools
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -32,6 +31,18 @@ def plural(number: int, words: str) -> str:
     """Return `{{ n|plural:"step" }}` or `{{ n|plural:"body,bodies" }}` with its number."""
     one, _, many = words.partition(",")
     return formatting.plural(number, one, many)
+
+
+@register.filter
+def wordlist(words: str) -> list[str]:
+    """Return the words of a literal, for a short loop."""
+    return words.split()
+
+
+@register.filter
+def get(mapping: dict[object, object], key: object) -> object:
+    """Return `mapping[key]`, "" when it has none."""
+    return mapping.get(key, "") if isinstance(mapping, dict) else ""
 
 
 @register.filter
@@ -112,9 +123,6 @@ def lag(occurred: datetime | None, received: datetime | None) -> SafeString | st
     if (received - occurred).total_seconds() > formatting.LATE_AFTER_S:
         return format_html('{} <b class="bad">late</b>', text)
     return text
-
-
-_numbers = itertools.count(1)
 
 
 @register.simple_tag

@@ -1,0 +1,62 @@
+"""What every page shows around its content: open incidents, the alarm line, who is signed in.
+
+A context processor of its own, because pages of lower apps need it and may not import this app.
+"""
+
+from functools import cached_property
+
+from django.http import HttpRequest
+from django.utils import timezone
+from django.utils.functional import SimpleLazyObject
+
+from incidents import queries
+from incidents.models import Incident
+from incidents.page import AlarmLine
+from runs.models import Membership, Person
+
+
+class Frame:
+    """Read only as far as a template asks: an error page or sign-in asks for nothing."""
+
+    def __init__(self, request: HttpRequest) -> None:
+        """Remember whose page it is."""
+        user = getattr(request, "user", None)
+        self.person = user if isinstance(user, Person) and user.is_authenticated else None
+        self.now = timezone.now()
+        self.nav = request.path.split("/")[1]  # which of the names in the bar this page belongs to
+
+    @property
+    def theme(self) -> str:
+        """The person's choice, system for a visitor."""
+        return self.person.theme if self.person is not None else "system"
+
+    @cached_property
+    def open_count(self) -> int:
+        """How many incidents are not resolved."""
+        return queries.open_count(self.person) if self.person is not None else 0
+
+    @cached_property
+    def alarms(self) -> list[AlarmLine]:
+        """One line per run that is held or has an unacknowledged incident."""
+        return queries.alarm_lines(self.person) if self.person is not None else []
+
+    @cached_property
+    def unresolved(self) -> dict[int, Incident]:
+        """Unresolved incident by run id, for pages of runs."""
+        if self.person is None:
+            return {}
+        rows = queries.visible_incidents(self.person).filter(state__in=Incident.UNRESOLVED)
+        return {row.run_id: row for row in rows}
+
+    @cached_property
+    def roles(self) -> str:
+        """The person's roles over all projects, in words."""
+        if self.person is None:
+            return ""
+        rows = Membership.objects.filter(person=self.person).values_list("roles", flat=True)
+        return ", ".join(sorted({role.replace("_", " ") for roles in rows for role in roles}))
+
+
+def frame(request: HttpRequest) -> dict[str, object]:
+    """Put `frame` into every template."""
+    return {"frame": SimpleLazyObject(lambda: Frame(request))}

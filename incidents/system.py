@@ -1,0 +1,157 @@
+"""Is Andon itself healthy, and the search of the frame."""
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from celery import current_app
+from django.conf import settings
+from django.contrib.auth.decorators import login_required
+from django.db import connection
+from django.db.models import Min
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from evidence.models import StoredObject, StoreProbe
+from evidence.queries import visible_dossiers
+from evidence.vault import vault
+from incidents import queries
+from runs import formatting, live
+from runs.access import visible_runs
+from runs.models import Run, RunProgress, UnreadBody, Work
+from runs.views import person_of
+
+FOUND = 20
+# The sweep runs every 5 s; work that has been due this long means that nobody works.
+QUEUE_WARN_AFTER = timedelta(seconds=30)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of Andon: `word` is done | running | missing | unknown, as the glyphs are named."""
+
+    name: str
+    glyph: str
+    says: str
+    number: str = ""
+
+
+@require_GET
+@login_required
+def system(request: HttpRequest) -> HttpResponse:
+    """Show every part of Andon with its own line; a part that can not be asked is unknown, never ok."""
+    context = _context(request)
+    fragment = live.render(request, "incidents/_system.html", context)
+    return render(request, "incidents/system.html", {**context, "parts_fragment": fragment})
+
+
+@require_GET
+@login_required
+def system_parts(request: HttpRequest) -> HttpResponse:
+    """Answer the poll of the parts."""
+    return live.answer(request, "incidents/_system.html", _context(request))
+
+
+def _context(request: HttpRequest) -> dict[str, object]:
+    runs = visible_runs(person_of(request))
+    unwatched = RunProgress.objects.filter(run__in=runs, not_watched_since__isnull=False).select_related(
+        "run"
+    )
+    return {
+        "parts": [_web(), _database(), _broker(), _worker(), _queue(), _vault(), _bodies(runs)],
+        "unwatched": unwatched,
+        "failed": Work.objects.filter(state=Work.State.FAILED).order_by("-id")[:FOUND],
+        "probe": StoreProbe.objects.order_by("-probed_at").first(),
+        "version": settings.VERSION if hasattr(settings, "VERSION") else "",
+    }
+
+
+def _web() -> Part:
+    return Part("Web", "done", "answers: this page is from it")
+
+
+def _database() -> Part:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW server_version")
+        version = cursor.fetchone()[0]
+    return Part("PostgreSQL", "done", "answers", formatting.inert(version, 24))
+
+
+def _broker() -> Part:
+    try:
+        with current_app.connection_for_write(connect_timeout=0.3) as link:
+            link.ensure_connection(max_retries=1, timeout=1)
+    except Exception:
+        return Part("Broker", "missing", "does not answer; nothing is lost, the sweep takes the work")
+    return Part("Broker", "done", "answers")
+
+
+def _worker() -> Part:
+    newest = Work.objects.filter(finished_at__isnull=False).order_by("-finished_at").first()
+    due = _oldest_due()
+    now = timezone.now()
+    if due is not None and now - due > QUEUE_WARN_AFTER:
+        return Part(
+            "Worker", "missing", f"no worker took work for {formatting.duration((now - due).total_seconds())}"
+        )
+    if newest is None or newest.finished_at is None:
+        return Part("Worker", "unknown", "unknown: no work was done yet")
+    return Part("Worker", "done", f"finished work {formatting.ago(newest.finished_at, now)}", "")
+
+
+def _oldest_due() -> "object | None":
+    return Work.objects.filter(state=Work.State.DUE, not_before__lte=timezone.now()).aggregate(
+        oldest=Min("not_before")
+    )["oldest"]
+
+
+def _queue() -> Part:
+    waiting = Work.objects.filter(state__in=[Work.State.DUE, Work.State.CLAIMED]).count()
+    oldest = _oldest_due()
+    now = timezone.now()
+    late = oldest is not None and now - oldest > QUEUE_WARN_AFTER
+    says = f"oldest due {formatting.ago(oldest, now)}" if oldest is not None else "nothing is due"
+    return Part("Queue", "missing" if late else "done", says, f"{waiting:,} waiting")
+
+
+def _vault() -> Part:
+    try:
+        store = vault()
+        store.check()
+    except Exception as error:
+        return Part("Vault", "missing", f"does not answer: {formatting.inert(error, 160)}")
+    return Part("Vault", "done", "answers and can be written", formatting.inert(store.name, 60))
+
+
+def _bodies(runs: "object") -> Part:
+    number = UnreadBody.objects.filter(run__in=runs).count()
+    if not number:
+        return Part("Bodies that could not be read", "done", "none")
+    return Part(
+        "Bodies that could not be read", "running", "kept raw, shown on their run's page", f"{number:,}"
+    )
+
+
+@require_GET
+@login_required
+def search(request: HttpRequest) -> HttpResponse:
+    """Find runs, incidents and digests; an exact id opens at once."""
+    person, text = person_of(request), request.GET.get("q", "").strip()[:200]
+    runs, incidents = visible_runs(person), queries.visible_incidents(person)
+    if text.isdecimal() and len(text) < 18 and incidents.filter(pk=int(text)).exists():
+        return redirect("incident", int(text))
+    if runs.filter(slug=text).exists():
+        return redirect("run", text)
+    objects = StoredObject.objects.none()
+    if len(text) >= 6:
+        objects = StoredObject.objects.filter(
+            item__dossier__in=visible_dossiers(person), sha256__startswith=text.lower()
+        ).select_related("item")
+    found: dict[str, object] = {
+        "q": text,
+        "runs": runs.filter(slug__icontains=text).order_by("slug")[:FOUND] if text else Run.objects.none(),
+        "incidents": incidents.filter(title__icontains=text).order_by("-opened_at")[:FOUND] if text else [],
+        "objects": objects[:FOUND],
+    }
+    return render(request, "incidents/search.html", found)

@@ -1,0 +1,176 @@
+"""Small readings that the incident pages need beside `incidents.queries`: plan form, numbers, one cell."""
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from andon.policy import Policy
+from andon.wire import decode_frame
+from incidents import queries
+from incidents.models import Incident, LedgerRow, Plan
+from incidents.page import FindingLine, IncidentLine, IncidentPage, LedgerLine
+from runs import formatting, grid
+from runs.access import visible_runs
+from runs.models import Checkpoint, FirstBad, Frame, Person
+
+Z_BAR_PX = 104
+CELL_METRICS = (
+    ("loss", "loss"),
+    ("grad_norm", "grad norm"),
+    ("compute_s", "compute, s"),
+    ("wait_s", "wait, s"),
+)
+CHOICES = 50
+
+
+def cursor_text(line: IncidentLine) -> str:
+    """Return where the next page of incidents begins."""
+    return f"{line.opened_at.astimezone(UTC).isoformat()}~{line.id}"
+
+
+def cursor(text: str) -> tuple[datetime, int] | None:
+    """Read `cursor_text`; None for anything else."""
+    moment, tilde, number = text.partition("~")
+    if not tilde or not number.isdecimal() or len(number) > 18:
+        return None
+    try:
+        at = datetime.fromisoformat(moment.replace(" ", "+"))
+    except ValueError:
+        return None
+    return (at, int(number)) if at.tzinfo is not None else None
+
+
+def plan_context(page: IncidentPage) -> dict[str, object]:
+    """Return what the form that changes the plan offers: kinds and checkpoints."""
+    step = page.first_bad.step
+    checkpoints = Checkpoint.objects.filter(run=page.run).exclude(state=Checkpoint.State.DELETED)
+    if step is not None:
+        checkpoints = checkpoints.filter(step__lt=step)
+    chosen = page.plan.checkpoint.get("step") if page.plan is not None else None
+    return {
+        "plan_kinds": Plan.Kind.choices,
+        "checkpoints": checkpoints.order_by("-step").values("step", "state").distinct()[:CHOICES],
+        "chosen_step": chosen,
+        "lacking": [line for line in page.gate if line.glyph == "missing"],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """One finding as a row of numbers, with its z as a bar of `Z_BAR_PX`."""
+
+    finding: FindingLine
+    value: str
+    median: str
+    mad: str
+    z: str
+    bar: float | None
+    warn: float
+    halt: float
+    lanes: str
+
+
+def numbers(page: IncidentPage, policy: Policy) -> list[Numbers]:
+    """Return the findings of an incident with the numbers the detectors used and the bounds they judged by."""
+    rows = []
+    for finding in page.findings:
+        rules = policy.grad_norm if finding.series == "grad_norm" else policy.spike
+        given = finding.numbers
+        form = finding.series
+        score = finding.score if finding.score is not None else given.get("z")
+        usable = isinstance(score, int | float) and math.isfinite(score)
+        full = rules.halt_z * 1.4
+        rows.append(
+            Numbers(
+                finding=finding,
+                value=formatting.metric(form, given.get("value", given.get(form))),
+                median=formatting.metric(form, given["median"]) if "median" in given else "",
+                mad=formatting.significant(given["mad"], 2) if "mad" in given else "",
+                z=formatting.z_score(score) if usable else "",
+                bar=round(max(0.0, min(1.0, float(str(score)) / full)) * Z_BAR_PX, 1) if usable else None,
+                warn=round(rules.warn_z / full * Z_BAR_PX, 1),
+                halt=round(rules.halt_z / full * Z_BAR_PX, 1),
+                lanes=_lanes(finding.lanes),
+            )
+        )
+    return rows
+
+
+def _lanes(lanes: list[Any]) -> str:
+    ranks = [lane for lane in lanes if isinstance(lane, int)]
+    if ranks and len(ranks) == len(lanes):
+        return formatting.rank_words(ranks)
+    return ", ".join(formatting.inert(lane, 48) for lane in lanes[:3]) + (
+        f" and {len(lanes) - 3:,} more" if len(lanes) > 3 else ""
+    )
+
+
+def rank_names(incident: Incident) -> dict[str, object]:
+    """Return nodes with their ranks, so that the readout names a cell without asking again."""
+    known = grid.nodes(incident.run, incident.attempt)
+    return {
+        "nodes": [[formatting.inert(name, 48), formatting.fold(ranks), ranks[0]] for name, ranks, _ in known],
+        "held_since": "",
+    }
+
+
+def cell_words(incident: Incident, step: int, rank: int) -> str:
+    """Return what was posted for one cell: values, what went bad first on that rank, when it was received."""
+    frame = (
+        Frame.objects.filter(
+            run_id=incident.run_id,
+            attempt=incident.attempt,
+            stream="rank",
+            step_first__lte=step,
+            step_last__gte=step,
+            lane_first__lte=rank,
+            lane_last__gte=rank,
+        )
+        .order_by("id")
+        .first()
+    )
+    parts: list[str] = []
+    first = (
+        FirstBad.objects.filter(
+            run_id=incident.run_id, attempt=incident.attempt, stream="rank", lane=str(rank), step=step
+        )
+        .order_by("view")
+        .first()
+    )
+    if first is not None and first.series:
+        word = formatting.nonfinite(first.value) or "nonfinite"
+        parts.append(f"{first.series.replace('_', ' ')} {word}, {first.view} value")
+    if frame is not None:
+        parts.extend(_frame_values(frame, step, rank))
+        parts.append(f"received {_received(frame.received_at)} UTC")
+    elif first is not None:
+        parts.append(f"received {_received(first.received_at)} UTC")
+    return "; ".join(parts) if parts else "no values posted for this cell"
+
+
+def _received(moment: datetime) -> str:
+    moment = moment.astimezone(UTC)
+    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
+
+
+def _frame_values(frame: Frame, step: int, rank: int) -> list[str]:
+    decoded = decode_frame(bytes(frame.body), frame.content_type)
+    found: list[str] = []
+    for index in range(len(decoded.step)):
+        if int(decoded.step[index]) != step or int(decoded.lane[index]) != rank:
+            continue
+        for name, words in CELL_METRICS:
+            if name in decoded.metrics:
+                value = float(decoded.metrics[name][index])
+                text = f"{words} {formatting.metric(name, value)}"
+                if text not in found:
+                    found.append(text)
+    return found
+
+
+def newest_ledger_lines(person: Person, limit: int) -> list[LedgerLine]:
+    """Return the newest ledger rows over all runs a person may see."""
+    runs = visible_runs(person).filter(pk__in=LedgerRow.objects.order_by("-at").values("run")[: limit * 4])
+    lines = [line for run in runs[:limit] for line in queries.ledger_lines(run, limit=limit)]
+    return sorted(lines, key=lambda line: (line.at, line.seq), reverse=True)[:limit]

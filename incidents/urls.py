@@ -1,0 +1,31 @@
+"""Pages of incidents."""
+
+from django.urls import path
+
+from incidents import decisions, system, views
+
+urlpatterns = [
+    path("incidents", views.incidents, name="incidents"),
+    path("incidents/<int:incident_id>", views.incident, name="incident"),
+    path("incidents/<int:incident_id>/parts/<slug:name>", views.incident_fragment, name="incident_part"),
+    path("incidents/<int:incident_id>/grid.png", views.incident_grid, name="incident_grid"),
+    path("incidents/<int:incident_id>/layers.png", views.incident_layers, name="incident_layers"),
+    path("incidents/<int:incident_id>/figure.json", views.incident_figure, name="incident_figure"),
+    path("incidents/<int:incident_id>/cells.json", views.incident_cells, name="incident_cells"),
+    path("incidents/<int:incident_id>/cell.json", views.incident_cell, name="incident_cell"),
+    path("incidents/<int:incident_id>/acknowledge", decisions.acknowledge, name="acknowledge"),
+    path("incidents/<int:incident_id>/plan", decisions.change_plan, name="change_plan"),
+    path("incidents/<int:incident_id>/request", decisions.request_resume, name="request_resume"),
+    path("incidents/<int:incident_id>/false-alarm", decisions.false_alarm, name="false_alarm"),
+    path("incidents/<int:incident_id>/waive", decisions.waive, name="waive"),
+    path("incidents/<int:incident_id>/notes", decisions.note, name="note"),
+    path("incidents/<int:incident_id>/resolve", decisions.resolve, name="resolve"),
+    path("incidents/<int:incident_id>/approve", decisions.approve, name="approve"),
+    path("incidents/<int:incident_id>/reject", decisions.reject, name="reject"),
+    path("runs/<slug:slug>/hold", decisions.hold, name="hold"),
+    path("runs/<slug:slug>/ledger", views.run_ledger, name="run_ledger"),
+    path("ledger", views.all_ledgers, name="ledger"),
+    path("search", system.search, name="search"),
+    path("system", system.system, name="system"),
+    path("system/parts", system.system_parts, name="system_parts"),
+]

@@ -1,0 +1,269 @@
+"""Pages of incidents: list, triage, approve, ledger, search, system."""
+
+from collections.abc import Callable
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import render
+from django.utils import timezone
+from django.views.decorators.http import require_GET
+
+from evidence.views import items_context
+from incidents import figures, ledger, queries, triage
+from incidents.models import Incident, LedgerRow
+from incidents.page import IncidentPage
+from runs import grid, grid_png, live
+from runs import queries as run_queries
+from runs.figures import plot_width
+from runs.policies import policy_for
+from runs.views import person_of, theme_of, visible_run_or_404
+
+PAGE_ROWS = 50
+LEDGER_ROWS = 100
+STATES = ("open", "approved", "resuming", "watching", "resolved", "false_alarm")
+YEAR_S = 365 * 86_400
+
+
+def incident_or_404(request: HttpRequest, incident_id: int) -> Incident:
+    """Return an incident the person may see, or answer 404."""
+    try:
+        return queries.incident_for(person_of(request), incident_id)
+    except Incident.DoesNotExist:
+        raise Http404 from None
+
+
+def page_or_404(request: HttpRequest, incident_id: int) -> IncidentPage:
+    """Return everything the incident page shows, or answer 404."""
+    try:
+        return queries.incident_page(person_of(request), incident_id)
+    except Incident.DoesNotExist:
+        raise Http404 from None
+
+
+@require_GET
+@login_required
+def incidents(request: HttpRequest) -> HttpResponse:
+    """List incidents newest first."""
+    state, run = request.GET.get("state", ""), request.GET.get("run", "")
+    before = triage.cursor(request.GET.get("before", ""))
+    lines = queries.incident_list(
+        person_of(request),
+        run=run,
+        state=state if state in STATES else "",
+        before=before,
+        limit=PAGE_ROWS + 1,
+    )
+    shown = lines[:PAGE_ROWS]
+    older = triage.cursor_text(shown[-1]) if len(lines) > PAGE_ROWS else ""
+    return render(
+        request,
+        "incidents/list.html",
+        {"lines": shown, "older": older, "state": state, "run": run, "states": STATES},
+    )
+
+
+Context = dict[str, object]
+
+
+def _answers(page: IncidentPage) -> Context:
+    context = items_context(page.incident.dossier)
+    return {"page": page, "ticks": context["ticks"]}
+
+
+def _evidence(page: IncidentPage) -> Context:
+    return {"page": page, **items_context(page.incident.dossier)}
+
+
+def _plan(page: IncidentPage) -> Context:
+    return {"page": page, **triage.plan_context(page)}
+
+
+def _just_page(page: IncidentPage) -> Context:
+    return {"page": page}
+
+
+FRAGMENTS: dict[str, Callable[[IncidentPage], Context]] = {
+    "answers": _answers,
+    "evidence": _evidence,
+    "plan": _plan,
+    "timeline": _just_page,
+    "ledger": _just_page,
+}
+
+
+def render_incident(
+    request: HttpRequest, page: IncidentPage, *, says: str = "", status: int = 200
+) -> HttpResponse:
+    """Render the incident page, with a refusal in its words when an action was refused."""
+    incident = page.incident
+    extent = grid.extent(page.run, incident.attempt)
+    policy = policy_for(page.run.pk)
+    opening = grid.opening_window(extent, figures.first_bad_step(incident))
+    window = grid.read_window(request.GET.get("steps", ""), request.GET.get("ranks", ""), opening, extent)
+    good = (page.plan.checkpoint.get("step") if page.plan is not None else None) or None
+    return render(
+        request,
+        "incidents/detail.html",
+        {
+            "page": page,
+            "says": says,
+            "fragments": {
+                name: live.render(request, f"incidents/_{name}.html", context(page))
+                for name, context in FRAGMENTS.items()
+            },
+            "opening": opening,
+            "window": window,
+            "extent": extent,
+            "groups": run_queries.bad_cells(page.run, incident.attempt),
+            "states": grid.SYMBOLS,
+            "layers": figures.layer_bars(incident, good, policy),
+            "policy": policy,
+            "findings": triage.numbers(page, policy),
+        },
+        status=status,
+    )
+
+
+@require_GET
+@login_required
+def incident(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Show an incident: what broke first, is the evidence safe, what is the run doing, what may I press."""
+    return render_incident(request, page_or_404(request, incident_id))
+
+
+@require_GET
+@login_required
+def incident_fragment(request: HttpRequest, incident_id: int, name: str) -> HttpResponse:
+    """Answer the poll of one part of the incident page."""
+    if name not in FRAGMENTS:
+        raise Http404
+    page = page_or_404(request, incident_id)
+    return live.answer(request, f"incidents/_{name}.html", FRAGMENTS[name](page))
+
+
+# The grid and the figure
+
+
+def _window(request: HttpRequest, found: Incident) -> tuple[grid.Window, grid.Extent]:
+    extent = grid.extent(found.run, found.attempt)
+    opening = grid.opening_window(extent, figures.first_bad_step(found))
+    query = request.GET
+    if "x0" in query:
+        steps, ranks = f"{query['x0']}-{query.get('x1', '')}", f"{query.get('y0', '')}-{query.get('y1', '')}"
+    else:
+        steps, ranks = query.get("steps", ""), query.get("ranks", "")
+    return grid.read_window(steps, ranks, opening, extent), extent
+
+
+def _pixels(request: HttpRequest, name: str, default: int) -> int:
+    text = request.GET.get(name, "")
+    return max(1, min(grid.MAX_TILE_PX, int(text))) if text.isdecimal() and len(text) < 6 else default
+
+
+def _png(request: HttpRequest, body: bytes, version: str) -> HttpResponse:
+    response = HttpResponse(body, content_type="image/png")
+    if request.GET.get("v") == version:
+        response["Cache-Control"] = f"private, max-age={YEAR_S}, immutable"
+    else:
+        response["Cache-Control"] = "private, no-cache"
+    return response
+
+
+@require_GET
+@login_required
+def incident_grid(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Answer a tile of the first-failure grid."""
+    found = incident_or_404(request, incident_id)
+    window, extent = _window(request, found)
+    width, height = _pixels(request, "w", 856), _pixels(request, "h", 240)
+    body = grid.tile(
+        found.run, found.attempt, window, width=width, height=height, theme=theme_of(request), extent_=extent
+    )
+    return _png(request, body, extent.version)
+
+
+@require_GET
+@login_required
+def incident_layers(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Answer the tile of layers; a window without layers answers an empty pixel."""
+    found = incident_or_404(request, incident_id)
+    window, extent = _window(request, found)
+    layers = figures.layer_plane(found, window, policy_for(found.run_id))
+    if layers is None:
+        raise Http404
+    plane = figures.layer_tile(layers[1], _pixels(request, "w", 856), _pixels(request, "h", 100))
+    return _png(request, grid_png.encode(plane, theme_of(request)), extent.version)
+
+
+@require_GET
+@login_required
+def incident_figure(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Answer the Plotly figure of the window asked for."""
+    found = incident_or_404(request, incident_id)
+    window, extent = _window(request, found)
+    figure = figures.incident_figure(
+        found,
+        window,
+        extent,
+        policy=policy_for(found.run_id),
+        width=plot_width(request.GET.get("width", "")),
+        theme=theme_of(request),
+    )
+    return JsonResponse(figure)
+
+
+@require_GET
+@login_required
+def incident_cells(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Answer exact cells of the window as rectangles, with what the readout needs to name them."""
+    found = incident_or_404(request, incident_id)
+    window, extent = _window(request, found)
+    exact = grid.exact(found.run, found.attempt, window, extent)
+    return JsonResponse({**exact, "words": grid.WORDS, **triage.rank_names(found)})
+
+
+@require_GET
+@login_required
+def incident_cell(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Answer the values of one cell for the readout."""
+    found = incident_or_404(request, incident_id)
+    step, rank = request.GET.get("step", ""), request.GET.get("rank", "")
+    if not (step.isdecimal() and rank.isdecimal() and len(step) < 19 and len(rank) < 9):
+        return JsonResponse({"says": "step and rank must be whole numbers"}, status=400)
+    return JsonResponse({"says": triage.cell_words(found, int(step), int(rank))})
+
+
+# Ledger
+
+
+@require_GET
+@login_required
+def run_ledger(request: HttpRequest, slug: str) -> HttpResponse:
+    """Show what was done to a run, automatically or by decision, and whether the chain holds."""
+    run = visible_run_or_404(request, slug)
+    text = request.GET.get("before", "")
+    before = int(text) if text.isdecimal() and len(text) < 10 else None
+    lines = queries.ledger_lines(run, before_seq=before, limit=LEDGER_ROWS + 1)
+    return render(
+        request,
+        "incidents/ledger.html",
+        {
+            "run": run,
+            "lines": lines[:LEDGER_ROWS],
+            "older": lines[LEDGER_ROWS - 1].seq if len(lines) > LEDGER_ROWS else None,
+            "wrong": ledger.verify(run),
+            "checked_at": timezone.now(),
+            "total": LedgerRow.objects.filter(run=run).count(),
+        },
+    )
+
+
+@require_GET
+@login_required
+def all_ledgers(request: HttpRequest) -> HttpResponse:
+    """Show the newest ledger rows of every run a person may see."""
+    return render(
+        request,
+        "incidents/ledgers.html",
+        {"lines": triage.newest_ledger_lines(person_of(request), LEDGER_ROWS)},
+    )
