@@ -6,6 +6,7 @@
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Collection, Mapping
@@ -102,7 +103,7 @@ class Permit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     def to_document(self) -> dict[str, Any]:
         """Return the permit as JSON-ready data, unsigned."""
-        return msgspec.to_builtins(self)  # type: ignore[no-any-return]
+        return msgspec.json.decode(msgspec.json.encode(self))  # type: ignore[no-any-return]
 
 
 def _check_content(permit: Permit) -> tuple[int, int]:
@@ -170,6 +171,8 @@ def verify(
         raise PermitError(f"run: it is for {permit.run!r}, not for {run!r}")
     if attempt is not None and permit.attempt != attempt:
         raise PermitError(f"attempt: it is for attempt {permit.attempt}, not for {attempt}")
+    if not math.isfinite(at):  # NaN is neither before nor after anything, so it would never expire
+        raise PermitError("at: is not a moment")
     # Five minutes of grace on the early side only: a node's clock may lag the server that issued
     # it. Expiry is the limit the approver set, and has none.
     if at * 1e9 < issued_ns - 300e9:
@@ -221,9 +224,10 @@ def _moment(text: str | None) -> float:
     if text is None:
         return time.time()
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
         return parse_time(text)[0] / 1e9
+    return parse_time(seconds)[0] / 1e9  # refuses NaN and infinity
 
 
 def run(args: argparse.Namespace) -> int:

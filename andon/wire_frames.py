@@ -128,9 +128,11 @@ class Frame(msgspec.Struct, kw_only=True):
         values = self.metrics[metric]
         if values.dtype.kind != "f":
             return np.zeros(self.rows, np.bool_)
-        bad = ~np.isfinite(values)
+        bad: NDArray[np.bool_] = ~np.isfinite(values)
         missing = self.missing.get(metric)
-        return bad if missing is None else bad & ~missing
+        if missing is not None:
+            bad &= ~missing
+        return bad
 
 
 def decode_frame(body: bytes, content_type: str) -> Frame:
