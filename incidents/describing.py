@@ -84,5 +84,3 @@ def title(
         spread=firstbad.spread(run, attempt),
         held_by_hand=lead is None,
     )
-
-

@@ -126,9 +126,7 @@ def sweep_expired() -> int:
 
 def _already_refused(run: Run, attempt: Attempt) -> bool:
     """Each node may report the same launch; it is refused once."""
-    return Finding.objects.filter(
-        run=run, attempt=attempt.number, kind=rules.LAUNCH_WITHOUT_PERMIT
-    ).exists()
+    return Finding.objects.filter(run=run, attempt=attempt.number, kind=rules.LAUNCH_WITHOUT_PERMIT).exists()
 
 
 def _may_still_report(run: Run, attempt: Attempt) -> bool:

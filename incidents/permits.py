@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from andon import permit as documents
 from andon.policy import Policy
-from evidence.gates import resume_gate
+from evidence.gates import Gate, resume_gate
 from incidents import holding, ledger, plans, states, subjects
 from incidents.models import Incident, Permit, ResumeRequest
 from incidents.refused import Refused
@@ -297,7 +297,11 @@ def gate_words(incident: Incident, request: ResumeRequest) -> str:
 
 def evidence_words(incident: Incident) -> str:
     """Return which required evidence is not safe yet, "" when all is."""
-    gate = resume_gate(incident.dossier)
+    return lacking_words(resume_gate(incident.dossier))
+
+
+def lacking_words(gate: Gate) -> str:
+    """Return what keeps a gate shut, "" when it is open."""
     if gate.open:
         return ""
     lacking = [f"{line.name}: {line.says}" for line in gate.lacking]

@@ -32,21 +32,25 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
         checkpoint = {"uri": str(checkpoint)} if isinstance(checkpoint, str) else {"step": checkpoint}
     incident = states.unresolved(run.pk)
     why = str(data.get("reason") or f"{action}, as reported")
-    reasons |= _unsaid(action, step, ranks, sides, checkpoint, data, reasons)
+    fields = {
+        "step": step,
+        "ranks": [int(rank) for rank in ranks] if ranks else None,
+        "before": sides["before"],
+        "after": sides["after"],
+        "checkpoint": checkpoint or None,
+        "detector": _detector(data.get("detector")),
+        "samples_skipped": _whole(data.get("samples_skipped")),
+        "steps_lost": _whole(data.get("steps_lost")),
+        "gpu_hours_lost": None,
+    }
+    reasons |= _unsaid(action, fields, reasons)
     row = ledger.append(
         run=run,
         action=action,
         why=why,
         decided_by=_decider(data, event.node),
         attempt=event.attempt or subjects.newest_attempt(run.pk),
-        step=step,
-        ranks=[int(rank) for rank in ranks] if ranks else None,
-        before=sides["before"],
-        after=sides["after"],
-        checkpoint=checkpoint,
-        detector=_detector(data.get("detector")),
-        samples_skipped=_whole(data.get("samples_skipped")),
-        steps_lost=_whole(data.get("steps_lost")),
+        **fields,
         none_because=reasons,
         incident=incident,
     )
@@ -87,23 +91,11 @@ def _side(data: dict[str, Any], side: str, reasons: dict[str, str]) -> dict[str,
     return found
 
 
-def _unsaid(
-    action: str,
-    step: int | None,
-    ranks: Any,
-    sides: dict[str, Any],
-    checkpoint: Any,
-    data: dict[str, Any],
-    reasons: dict[str, str],
-) -> dict[str, str]:
-    """Return reasons for what this action's row needs and the reporter may leave out."""
-    have = {"step": step, "ranks": ranks or None, "checkpoint": checkpoint, **sides}
-    have |= {name: data.get(name) for name in ("detector", "samples_skipped", "steps_lost", "gpu_hours_lost")}
+def _unsaid(action: str, have: dict[str, Any], reasons: dict[str, str]) -> dict[str, str]:
+    """Return reasons for what this action's row needs and the reporter left out."""
     needed = ledger.REQUIRED + ledger.ALSO_REQUIRED.get(action, ())
     return {
-        name: "the reporter did not say"
-        for name in needed
-        if (have.get(name) is None or name == "gpu_hours_lost") and name not in reasons
+        name: "the reporter did not say" for name in needed if have.get(name) is None and name not in reasons
     }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from incidents import plans
 from incidents.models import Plan
-from tests.incidents.world import BATCH, World, held, seal
+from tests.incidents.world import BATCH, World, held
 
 pytestmark = pytest.mark.django_db
 

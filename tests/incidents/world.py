@@ -165,7 +165,11 @@ class World:
 
     def incident(self) -> Incident:
         """Return the newest incident."""
-        return Incident.objects.select_related("run", "run__project", "dossier").filter(run=self.run).latest("id")
+        return (
+            Incident.objects.select_related("run", "run__project", "dossier")
+            .filter(run=self.run)
+            .latest("id")
+        )
 
     def directive(self) -> str:
         """Return the kind of the directive in force."""
