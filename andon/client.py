@@ -89,7 +89,7 @@ class Client:
         max_age_s: float = MAX_AGE_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        self.run, self.node, self.attempt = run, node, attempt
+        self.run, self.node = run, node
         self.clock = Clock()
         self._base = f"/api/v1/runs/{quote(run, safe='')}"
         self._address = (url, secret, timeout_s, tls)
@@ -103,6 +103,7 @@ class Client:
         self._queue_bytes = 0
         self._tickets: dict[str, _Ticket] = {}
         self._busy_since_s: float | None = None
+        self._written = 0  # grows with every append, so that the sender misses none between look and wait
         self._closing = False
         self._closed = False
         self.counts = {"sent": 0, "duplicates": 0, "rejected": 0, "failures": 0, "refused_events": 0}
@@ -172,8 +173,10 @@ class Client:
             if self._closed or self._closing:
                 raise RuntimeError("the client is closed")
             # The disk hangs and takes nothing: memory is not filled without end, and it is counted.
-            while self._queue and self._queue_bytes + len(body) > QUEUE_BYTES:
-                lost = self._queue.popleft()
+            # The first is in the writer's hands.
+            while len(self._queue) > 1 and self._queue_bytes + len(body) > QUEUE_BYTES:
+                lost = self._queue[1]
+                del self._queue[1]
                 self._queue_bytes -= len(lost.post.body)
                 self._tickets.pop(lost.post.id, None)
                 self._spool.gap.add(lost.post, "memory full")
@@ -195,10 +198,8 @@ class Client:
         with self._lock:
             for ticket in tickets:
                 self._tickets.pop(ticket.post.id, None)
-        answers = [ticket.answer for ticket in tickets]
-        if any(answer is None for answer in answers):
-            return None
-        return _merged([answer for answer in answers if answer is not None])
+        answers = [(ticket.post.events, ticket.answer) for ticket in tickets if ticket.answer is not None]
+        return _merged(answers) if len(answers) == len(tickets) else None
 
     # --- the two threads --------------------------------------------------------------------------
 
@@ -223,15 +224,18 @@ class Client:
                     self._queue_bytes -= len(ticket.post.body)
                 if later:
                     ticket.settle()
+                self._written += 1
                 self._changed.notify_all()
 
     def _send(self) -> None:
         """Send what is in the spool, in order, until closed and empty."""
         while not self._closed:
+            written = self._written
             try:
                 if not self._send_one():
                     with self._changed:
-                        self._changed.wait(0.5)
+                        if self._written == written and not self._closed:
+                            self._changed.wait(0.5)
             except Exception:  # a bug here must not silence the run for good
                 logger.exception("sending failed unexpectedly; trying again")
                 self._backoff.failed(None)
@@ -339,6 +343,15 @@ class Client:
                 )
             )
         return True
+
+    @property
+    def attempt(self) -> int | None:
+        """The attempt that events without one belong to, and the only one whose directives count."""
+        return self._follower.attempt
+
+    @attempt.setter
+    def attempt(self, attempt: int | None) -> None:
+        self._follower.attempt = attempt
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -456,7 +469,7 @@ class Client:
         """Wait until nothing waits; return whether that is so."""
         end_s = time.monotonic() + timeout_s
         with self._changed:
-            while self._queue or self._spool.pending:
+            while self._queue or self._spool.pending or self._spool.gap.posts:
                 left_s = end_s - time.monotonic()
                 if left_s <= 0 or self._closed:
                     return False
@@ -481,8 +494,11 @@ class Client:
             self._changed.notify_all()
         self._connection.interrupt()
         self._sender.join(2.0)
-        with self._spool_lock:
-            self._spool.close()
+        if self._spool_lock.acquire(timeout=1.0):  # a disk that hangs must not keep the trainer from leaving
+            try:
+                self._spool.close()
+            finally:
+                self._spool_lock.release()
 
     def __enter__(self) -> "Client":
         return self
@@ -525,13 +541,24 @@ def _chunks(events: list[dict[str, Any]]) -> list[tuple[bytes, int]]:
     return _chunks(events[:half]) + _chunks(events[half:])
 
 
-def _merged(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return one answer for a list that was posted in pieces: counts added, the rest from the last."""
+def _merged(answers: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+    """Return one answer for a list that was posted in pieces of so many events.
+
+    Counts are added, and the index of a refused event is its place in the whole list. When a piece
+    was refused as a whole, its problem is the answer.
+    """
     if len(answers) == 1:
-        return answers[0]
-    merged = dict(answers[-1])
-    merged["accepted"] = sum(a["accepted"] for a in answers if isinstance(a.get("accepted"), int))
-    merged["refused"] = [row for a in answers if isinstance(a.get("refused"), list) for row in a["refused"]]
+        return answers[0][1]
+    problem = next((answer for _, answer in answers if "accepted" not in answer), None)
+    if problem is not None:
+        return problem
+    merged = dict(answers[-1][1])
+    merged["accepted"] = sum(answer["accepted"] for _, answer in answers)
+    merged["refused"], before = [], 0
+    for count, answer in answers:
+        for row in answer.get("refused", ()):
+            merged["refused"].append({**row, "index": row["index"] + before})
+        before += count
     return merged
 
 

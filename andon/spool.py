@@ -129,16 +129,18 @@ class Spool:
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
             raw = (self._directory / "position.json").read_bytes()
             self._position = msgspec.json.decode(raw, type=_Position)
-        for number in numbers:
-            if number < self._position.segment:
-                self._path(number).unlink(missing_ok=True)
-            else:
-                self._sizes[number] = self._path(number).stat().st_size
-        first = min(self._sizes, default=0)
-        if first != self._position.segment:
+        self._sizes = {number: self._path(number).stat().st_size for number in numbers}
+        # A new segment, always: the last one may end in half a record. Its number is above any the
+        # position ever named, so that a position written before a crash can't point into it.
+        self._write_segment = max([*numbers, self._position.segment]) + 1
+        # The position may lag or be lost. Where it fits no record, everything is sent again.
+        first = min(numbers, default=self._write_segment)
+        size = self._sizes.get(first, 0)
+        fits = first == self._position.segment and 0 <= self._position.offset <= size
+        if not fits or (
+            self._position.offset < size and next(self._scan(first, self._position.offset), None) is None
+        ):
             self._position.segment, self._position.offset = first, 0
-        # A new segment, always: the last one may end in half a record.
-        self._write_segment = max(self._sizes, default=self._position.segment) + 1
         for number in sorted(self._sizes):
             offset = self._position.offset if number == self._position.segment else 0
             self.pending += sum(1 for _ in self._scan(number, offset))
