@@ -112,8 +112,8 @@ def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
             _lost(item, lease, error.says)
         else:
             _silent(item, lease, error.says)
-    except BotoCoreError as error:  # a stream that broke while it was read
-        _silent(item, lease, type(error).__name__)
+    except (BotoCoreError, OSError) as error:  # a stream that broke while it was read
+        _silent(item, lease, str(error) or type(error).__name__)
     except VaultError as error:
         # The vault's trouble is not the source's: no deadline runs, nothing is called missing.
         Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(

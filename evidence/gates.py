@@ -158,7 +158,7 @@ def holds_touching(uris: Iterable[str]) -> list[Hold]:
         some = names[start : start + _HOLDS_PER_QUERY]
         touching = Q(uri__in={up for name in some for up in ancestors(name)})
         for name in some:
-            touching |= Q(uri__startswith=name.rstrip("/") + "/")
+            touching |= Q(uri__startswith=f"{name}/")
         rows = Hold.objects.filter(touching, released_at=None).select_related("dossier", "dossier__run")
         found |= {hold.pk: hold for hold in rows}
     return list(found.values())
@@ -189,7 +189,7 @@ def _checkpoints_of_others(run: Run, wanted: set[str]) -> list[str]:
     """
     near = Q()
     for name in wanted:
-        near |= Q(uri__in=ancestors(name)) | Q(uri__startswith=name.rstrip("/") + "/")
+        near |= Q(uri__in=ancestors(name)) | Q(uri__startswith=f"{name}/")
         near |= Q(uri__in=[up.removeprefix("file://") for up in ancestors(name)])
     if not near:
         return []

@@ -209,7 +209,7 @@ def suspect_ranks(dossier: Dossier) -> set[int]:
     for name, groups in attempt.groups.items() if isinstance(attempt.groups, dict) else ():
         # Data-parallel groups reach through the whole fleet: being in one makes nobody a suspect.
         if name != "dp" and isinstance(groups, list):
-            related += groups
+            related += [groups] if all(isinstance(rank, int) for rank in groups) else groups
     for ranks in related:
         members = {rank for rank in ranks if isinstance(rank, int)} if isinstance(ranks, list) else set()
         if members & set(found.ranks if found is not None else ()):

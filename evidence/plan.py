@@ -347,6 +347,7 @@ def _document(policy: Policy, choice: Choice, items: list[Item]) -> dict[str, An
         "schema": SCHEMA,
         "policy_digest": policy.digest(),
         "limit_step": choice.limit_step,
+        "window_steps": policy.event_window_steps,
         "gone": [one.step for one in choice.gone],
         "compliance_asked": asked_compliance,  # kept under governance until two people confirm
         "items": [

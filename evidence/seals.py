@@ -1,5 +1,6 @@
 """Seals: signed manifests of a dossier, each naming the one before it (DSSE, in-toto Statement v1)."""
 
+import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -67,6 +68,14 @@ def seal(dossier: Dossier, newly: Iterable[Item] = ()) -> Seal | None:
     return made
 
 
+def public_keys(seals: Iterable[Seal]) -> list[bytes]:
+    """Return the raw public keys that signed these seals, and the server's own."""
+    keys = {server_key().public_bytes}
+    for one in seals:
+        keys |= {base64.b64decode(row["public_key"]) for row in one.envelope["signatures"]}
+    return sorted(keys)
+
+
 def bag_path(item: Item, path: str) -> str:
     """Return where an object lies in an exported bag, relative to `data/`."""
     return f"items/{item.pk}-{item.kind}/{path}"
@@ -121,6 +130,7 @@ def _item(item: Item) -> dict[str, Any]:
     return {
         "kind": item.kind,
         "name": item.name,
+        "directory": bag_path(item, "").rstrip("/"),
         "required": item.required,
         "state": str(item.state),
         "why": item.why,

@@ -86,7 +86,7 @@ def covers(held: str, asked: str) -> bool:
 
 
 def _below(inner: str, outer: str) -> bool:
-    return inner.startswith(outer.rstrip("/") + "/")
+    return inner.startswith(f"{outer}/")
 
 
 def ancestors(uri: str) -> list[str]:

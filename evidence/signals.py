@@ -1,0 +1,8 @@
+"""Signals by which evidence lets the apps above it add to what it does."""
+
+from django.dispatch import Signal
+
+# Sent while a bag is written, with `dossier: Dossier` and `bag: andon.bag_writing.BagWriter`. Receivers
+# add what belongs to the dossier and lies in their tables: `bag.add_payload("postmortem.md", [raw])`,
+# `bag.add_tag("andon/ledger.ndjson", raw)`. Everything added is named by the signed statement.
+bag_exporting = Signal()

@@ -1,0 +1,38 @@
+"""A vault and a place for checkpoints, both real."""
+
+from pathlib import Path
+
+import pytest
+from django.conf import LazySettings
+
+from tests.servers import S3
+
+
+@pytest.fixture
+def sources(tmp_path: Path, settings: LazySettings) -> Path:
+    """A directory this server may read evidence from."""
+    root = tmp_path / "scratch"
+    root.mkdir()
+    settings.SOURCE_ROOTS = [root]
+    return root
+
+
+@pytest.fixture
+def vault_dir(tmp_path: Path, settings: LazySettings) -> Path:
+    """A directory vault."""
+    settings.VAULT_URL = f"file://{tmp_path}/vault"
+    settings.DATA_DIR = tmp_path / "data"
+    return tmp_path / "vault"
+
+
+def s3_url(endpoint: S3, bucket: str) -> str:
+    host = endpoint.url.removeprefix("http://")
+    return f"s3+http://{endpoint.access_key}:{endpoint.secret_key}@{host}/{bucket}"
+
+
+@pytest.fixture
+def vault_s3(s3_endpoint: S3, s3_bucket: str, tmp_path: Path, settings: LazySettings) -> str:
+    """A vault in a fresh bucket with Object Lock; the bucket's name."""
+    settings.VAULT_URL = s3_url(s3_endpoint, s3_bucket)
+    settings.DATA_DIR = tmp_path / "data"
+    return s3_bucket
