@@ -53,7 +53,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What `commit.json` says. `finite` covers weights and moments; `nonfinite` names the arrays that are not."""
+    """What `commit.json` says. `finite` covers weights and moments; `nonfinite` names those that are not."""
 
     schema: str = SCHEMA
     run: str
@@ -93,14 +93,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 class DeletionGate(Protocol):
     """What `delete` asks; `andon.client.Client` is one."""
 
-    def deletions(self, uris: Sequence[str], /) -> dict[str, Any]:
-        """Return the gate's answer, `{"items": [{"uri", "allow", …}]}`."""
+    def deletions(self, uris: list[str], /) -> list[dict[str, Any]]:
+        """Return one item per URI, `{"uri", "allow", "reason"}`; no answer is "allow": false."""
         ...
 
 
 def files_digest(files: Iterable[Mapping[str, Any]]) -> str:
-    """Return the identity of a checkpoint from its file list (`path`, `bytes`, `sha256` of each), lower-case hex."""
-    rows = sorted(({key: row[key] for key in ("path", "bytes", "sha256")} for row in files), key=lambda r: r["path"])
+    """Return a checkpoint's identity, hex, from its file list (`path`, `bytes`, `sha256` of each)."""
+    rows = sorted(
+        ({key: row[key] for key in ("path", "bytes", "sha256")} for row in files), key=lambda r: r["path"]
+    )
     return hashlib.sha256(rfc8785.dumps(rows)).hexdigest()
 
 
@@ -156,7 +158,13 @@ def sha256_of(path: Path) -> str:
 
 
 def commit(
-    directory: Path, *, run: str, attempt: int, step: int, positions: Positions, parts: Mapping[str, Sequence[str]]
+    directory: Path,
+    *,
+    run: str,
+    attempt: int,
+    step: int,
+    positions: Positions,
+    parts: Mapping[str, Sequence[str]],
 ) -> Manifest:
     """Hash every file of `parts`, check weights and moments, and write the manifest last.
 
@@ -283,11 +291,10 @@ def delete(directory: Path, gate: DeletionGate | None) -> tuple[bool, str]:
     if gate is None:
         return False, "kept: nobody to ask"
     try:
-        answer = gate.deletions([uri])
+        items = gate.deletions([uri])
     except Exception as error:  # whatever went wrong, nothing allowed it
         return False, f"kept: the deletion gate did not answer ({error})"
-    items = answer.get("items") if isinstance(answer, dict) else None
-    for item in items or []:
+    for item in items:
         if item.get("uri") == uri and item.get("allow") is True:
             # The manifest goes first: a half-deleted directory is then not committed.
             (directory / MANIFEST).unlink(missing_ok=True)

@@ -41,11 +41,11 @@ class Store(Protocol):
 class Server(Protocol):
     """The part of `andon.client.Client` that rank 0 of a held run uses."""
 
-    def wait_directive(self, after: int, wait_s: float, /) -> dict[str, Any] | None:
+    def wait_directive(self, after: int | None = None, wait_s: float = 30.0) -> dict[str, Any] | None:
         """Return a directive newer than `after`, or None when the wait ended or nobody answered."""
         ...
 
-    def resume(self, incident: str, attempt: int, webhook_id: str, /) -> dict[str, Any]:
+    def resume(self, incident: str, attempt: int, webhook_id: str | None = None) -> dict[str, Any]:
         """Exchange an approval for the permit."""
         ...
 
@@ -80,16 +80,17 @@ class Holder:
         self.say = say
         self.deadline_s = monitor.policy.hold.deadline_s
 
-    def hold(self, step: int, *, own_decision: str | None = None) -> Permit | None:
-        """Hold all ranks at the end of `step`. Call on every rank, in the same step, with no collective pending.
+    def hold(self, step: int, *, own_decision: str | None = None) -> int:
+        """Hold all ranks at the end of `step`. Call on every rank in the same step, no collective pending.
 
-        Returns on a permit to resume in place, which rank 0 returns and other ranks see as None;
-        else raises SystemExit(93).
+        Returns when a permit lets the ranks go on in place: the number of the attempt that begins
+        with it, on every rank; the monitor then posts under it. Else raises SystemExit(93).
 
         Arguments:
             own_decision: the trainer's reason when it halts by itself, without a directive.
         """
         key = f"andon/{self.place.attempt}/{step}"
+        self.monitor.flush()  # what the last steps saw, while the ranks are still in step
         directive: dict[str, Any] = {}
         if self.place.rank == 0:
             directive = self._directive(own_decision)
@@ -104,8 +105,16 @@ class Holder:
             self._acknowledge(directive, step, "held", list(self.place.node_ranks))
             self.monitor.heartbeat("held", step)
         if self.place.rank == 0:
-            return self._wait_for_permit(directive, step, key)
-        return self._wait_for_rank_0(directive, step, key)
+            permit = self._wait_for_permit(directive, step, key)
+            attempt = permit.attempt
+        else:
+            permit, attempt = None, self._wait_for_rank_0(directive, step, key)
+        self.monitor.begin_attempt(attempt)
+        self.place = self.monitor.place
+        if permit is not None:
+            data = {"permit": permit.permit, "world_size": self.place.world_size, "in_place": True}
+            self.monitor.post([{"type": "attempt.launched", "step": step, "data": data}])
+        return attempt
 
     def _directive(self, own_decision: str | None) -> dict[str, Any]:
         sender = self.monitor.sender
@@ -158,11 +167,13 @@ class Holder:
             if newer["kind"] == "resume" and plan.get("kind") == "resume_in_place":
                 permit = self._exchange(newer)
                 if permit is not None:
-                    self.store.set(f"{key}/end", "resume")
+                    self.store.set(f"{key}/end", str(permit.attempt))
                     self.say(f"resumed in place by permit {permit.permit}")
                     return permit
             else:
-                self.say("the approved plan goes back to a checkpoint: leaving for a new launch with the permit")
+                self.say(
+                    "the approved plan goes back to a checkpoint: leaving for a new launch with the permit"
+                )
                 break
         self._leave(directive, step, key)
 
@@ -187,22 +198,27 @@ class Holder:
         incident = str(directive.get("incident"))
         try:
             document = self.server.resume(
-                incident, self.place.attempt, f"resume-{self.place.run}-{self.place.attempt}-{directive['seq']}"
+                incident,
+                self.place.attempt + 1,
+                f"resume-{self.place.run}-{self.place.attempt}-{directive['seq']}",
             )
-            return hold.release(self.directory, document, trusted=self.trusted, at=time.time(), run=self.place.run)
+            return hold.release(
+                self.directory, document, trusted=self.trusted, at=time.time(), run=self.place.run
+            )
         except Exception as error:  # no permit, or one that does not verify: held stays held
             self.say(f"not resumed: {error}")
             return None
 
-    def _wait_for_rank_0(self, directive: dict[str, Any], step: int, key: str) -> None:
+    def _wait_for_rank_0(self, directive: dict[str, Any], step: int, key: str) -> int:
         give_up = time.monotonic() + self.deadline_s + GRACE_S
         if self.place.leads:
             give_up = self._deadline(directive) + GRACE_S
         heartbeat_at = time.monotonic()
         while time.monotonic() < give_up:
             if self.store.check([f"{key}/end"]):
-                if self.store.get(f"{key}/end") == b"resume":
-                    return
+                word = self.store.get(f"{key}/end").decode()
+                if word != "exit":
+                    return int(word)
                 break
             if self.place.leads and time.monotonic() - heartbeat_at >= self.monitor.heartbeat_s:
                 heartbeat_at = time.monotonic()

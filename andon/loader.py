@@ -100,7 +100,9 @@ class Loader:
         if not 0 <= rank < world_size:
             raise LoaderError(f"rank: {rank} is outside 0 … {world_size - 1}")
         if position < 0 or consumed_samples < 0:
-            raise LoaderError(f"position {position}, consumed_samples {consumed_samples}: must not be negative")
+            raise LoaderError(
+                f"position {position}, consumed_samples {consumed_samples}: must not be negative"
+            )
         self.size = size
         self.seed = seed
         self.global_batch = global_batch
@@ -171,8 +173,8 @@ class Loader:
             own = SCHEMA if field == "schema" else getattr(self, field)
             if getattr(state, field) != own:
                 raise LoaderError(
-                    f"{field}: the saved loader has {getattr(state, field)!r}, this one {own!r}; the order of "
-                    "samples differs, so restore with the data set and seed of the checkpoint"
+                    f"{field}: the saved loader has {getattr(state, field)!r}, this one {own!r}; the order "
+                    "of samples differs, so restore with the data set and seed of the checkpoint"
                 )
         self.skips = merged(state.skips)
         self.trained = merged(state.trained)

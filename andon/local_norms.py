@@ -97,18 +97,20 @@ class LocalNorms:
         bits = table[1].astype(np.int64) * BIT_FORWARD | table[2].astype(np.int64) * BIT_LOCAL_GRADIENT
         return LocalReading(total, norms, bits, int(np.bitwise_or.reduce(bits)) if len(bits) else 0)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def weights(self) -> list[list[Tensor]]:
         """Return a copy of every layer's parameters, to measure an update by."""
         return [[p.detach().clone() for p in own] for own in self.parameters.values()]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def weight_norms(self) -> np.ndarray:
         """Return float64 of shape (layers,): the L2 norm of each layer's parameters."""
-        rows = [torch.stack([p.detach().double().square().sum() for p in own]) for own in self.parameters.values()]
+        rows = [
+            torch.stack([p.detach().double().square().sum() for p in own]) for own in self.parameters.values()
+        ]
         return np.asarray(torch.stack([row.sum() for row in rows]).sqrt().cpu().numpy())
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def update_ratios(self, before: list[list[Tensor]]) -> np.ndarray:
         """Return float64 of shape (layers,): ‖W − before‖ / ‖before‖, 0 for an untouched layer."""
         moved, size = [], []

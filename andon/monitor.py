@@ -1,9 +1,9 @@
 """The in-loop monitor for PyTorch: see every step, decide together, obey together.
 
 Per step there is one fused SUM (Σ loss·tokens, Σ tokens, ranks with a nonfinite bit, rank 0's order;
-beside them the ranks whose loss itself was nonfinite) and one transfer to the host. Nonfinite values are replaced by 0 before the
-sum and travel in the count, because what a reduction does with a NaN depends on backend and rank.
-So all ranks see the same verdict and the same order in the same step, and act at its end: a rank
+beside them the ranks whose loss itself was nonfinite) and one transfer to the host. Nonfinite values
+are replaced by 0 before the sum and travel in the count, because what a reduction does with a NaN
+depends on backend and rank. So all ranks see the same verdict and the same order in the same step, and act at its end: a rank
 that decides alone hangs the job.
 
 Rank-local values go to the lowest rank of each node (the *leader*), which posts them: at once when
@@ -14,7 +14,7 @@ or gone never slows a step; the trainer's own guard, where it is on, needs no se
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ from andon.local_norms import (
     LocalNorms,
     LocalReading,
 )
-from andon.monitor_posts import BatchFacts, Place, StepFacts, batch_event, layer_frame, rank_frame
+from andon.monitor_posts import Place, StepFacts, batch_event, layer_frame, rank_frame
 from andon.outbox import Outbox, Sender
 from andon.policy import Policy
 from andon.wire import Frame
@@ -128,7 +128,9 @@ class Monitor:
         if self.sender is None:
             return
         now_ns = time.time_ns()
-        stamped = [{"attempt": self.place.attempt, "time": now_ns, "node": self.place.node, **e} for e in events]
+        stamped = [
+            {"attempt": self.place.attempt, "time": now_ns, "node": self.place.node, **e} for e in events
+        ]
         if self.outbox is not None:
             self.outbox.events(stamped)
         else:
@@ -235,7 +237,16 @@ class Monitor:
     def heartbeat(self, state: str, step: int) -> None:
         """Say that this node's ranks are alive, and whether they train or are held."""
         self._heartbeat_at = time.monotonic()
-        self.post([{"type": "heartbeat", "step": step, "ranks": list(self.place.node_ranks), "data": {"state": state}}])
+        self.post(
+            [
+                {
+                    "type": "heartbeat",
+                    "step": step,
+                    "ranks": list(self.place.node_ranks),
+                    "data": {"state": state},
+                }
+            ]
+        )
 
     def _reduced_bits(self, agreed: Agreement, facts: StepFacts) -> int:
         """Return what is nonfinite after the reduce: the same on every rank, so it names none."""
@@ -292,6 +303,8 @@ class Monitor:
             "skipped": agreed.skip,
             "nonfinite_ranks": agreed.nonfinite_ranks,
             "loader_position": facts.loader_position,
+            "optimizer_step": facts.optimizer_step,
+            "schedule_position": facts.schedule_position,
             **facts.extra,
         }
         if agreed.nonfinite_losses:
@@ -303,7 +316,7 @@ class Monitor:
         self.post([{"type": "step", "step": facts.step, "data": data}])
 
     def flush(self) -> None:
-        """Bring this node's rows to its leader and post them. A collective of the node: call on all its ranks."""
+        """Bring this node's rows to its leader and post them: a collective, so call it on all its ranks."""
         own = (self._rank_rows, self._layer_rows, self._batches)
         gathered: list[Any] = [own]
         if self.place.node_group is not None:
@@ -313,7 +326,9 @@ class Monitor:
         self._rank_rows, self._layer_rows, self._batches = [], [], []
         if not self.place.leads or self.sender is None:
             return
-        rank_rows = sorted((row for rows, _, _ in gathered for row in rows), key=lambda r: (r["step"], r["lane"]))
+        rank_rows = sorted(
+            (row for rows, _, _ in gathered for row in rows), key=lambda r: (r["step"], r["lane"])
+        )
         layer_rows = [row for _, rows, _ in gathered for row in rows]
         batches = sorted((b for _, _, rows in gathered for b in rows), key=lambda b: (b["step"], b["rank"]))
         # The bad value travels first; what explains it follows.
@@ -323,6 +338,12 @@ class Monitor:
             self._post_frame(layer_frame(self.place, layer_rows))
         if batches:
             self.post(batches)
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Go on as another attempt of the run, after a resume in place."""
+        self.place = replace(self.place, attempt=attempt)
+        self._skips.clear()
+        self._skips_in_a_row = 0
 
     def close(self) -> None:
         """Send what is queued. Rows not yet flushed need `flush` first, on all ranks of the node."""

@@ -47,6 +47,8 @@ class StepFacts:
     step_time_s: float
     loader_position: int
     consumed_samples: int
+    optimizer_step: int
+    schedule_position: int
     batch: BatchFacts
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -100,5 +102,10 @@ def layer_frame(place: Place, rows: list[dict[str, Any]]) -> Frame:
             "update_ratio": np.array([row["update_ratio"] for row in rows], np.float32),
             "nonfinite": np.array([row["nonfinite"] for row in rows], np.int16),
         },
-        views={"grad_norm": "local", "weight_norm": "reduced", "update_ratio": "reduced", "nonfinite": "local"},
+        views={
+            "grad_norm": "local",
+            "weight_norm": "reduced",
+            "update_ratio": "reduced",
+            "nonfinite": "local",
+        },
     )

@@ -15,6 +15,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -237,20 +238,23 @@ class Recording:
         return target
 
     def log_lines(self, path: str) -> list[tuple[float, str]]:
-        """Return (t_s, line with its newline) of a rank log; a line without a time belongs to the one before."""
+        """Return (t_s, line with its newline) of a log; a line without a time belongs to the one before."""
         rows: list[tuple[float, str]] = []
         at_s = 0.0
         for line in self.read(path).decode("utf-8", "replace").splitlines(keepends=True):
-            try:
+            with suppress(ValueError, IndexError):
                 at_s = float(line.split(maxsplit=1)[0])
-            except (ValueError, IndexError):
-                pass
             rows.append((at_s, line))
         return rows
 
 
 def pack(
-    path: Path, description: Description, *, run_directory: Path, posts: Mapping[int, list[Path]], files: list[Path]
+    path: Path,
+    description: Description,
+    *,
+    run_directory: Path,
+    posts: Mapping[int, list[Path]],
+    files: list[Path],
 ) -> int:
     """Write a recording and return its size in bytes.
 
@@ -274,7 +278,9 @@ def pack(
                     for line in source.read_bytes().splitlines(keepends=True)
                 ]
             # Stable: of two posts with one time, those of one node keep their order.
-            lines += [line.replace(base, URI_BASE.encode()) for _, line in sorted(own, key=lambda row: row[0])]
+            lines += [
+                line.replace(base, URI_BASE.encode()) for _, line in sorted(own, key=lambda row: row[0])
+            ]
         archive.writestr(POSTS, b"".join(lines))
         for file in sorted(files):
             archive.write(file, FILES + file.relative_to(run_directory).as_posix())

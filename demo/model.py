@@ -7,7 +7,7 @@ padding out of reach. The global layer masks padded keys. Attention is written o
 that may attend to nothing is a softmax over nothing but −inf: 0/0.
 
 Layer names sort in forward order (embed, layers.0.attn.qkv, layers.0.attn.wo, layers.0.mlp.fc1, …,
-unembed), so "lowest in the forward direction" can be read from the name.
+lm_head), so "lowest in the forward direction" can be read from the name.
 """
 
 from dataclasses import asdict, dataclass
@@ -115,7 +115,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.embed = nn.Embedding(shape.vocabulary, shape.width)
         self.layers = nn.ModuleList(Block(shape, index) for index in range(shape.layers))
-        self.unembed = nn.Linear(shape.width, shape.vocabulary, bias=False)
+        self.lm_head = nn.Linear(shape.width, shape.vocabulary, bias=False)
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             # GPT-2's rule: writes into the residual are scaled by the number of such writes.
@@ -129,7 +129,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         x = normalise(self.embed(tokens))
         for block in self.layers:
             x = block(x, valid)
-        return self.unembed(normalise(x))
+        return self.lm_head(normalise(x))
 
 
 def loss_of(logits: Tensor, targets: Tensor, mask: Tensor) -> tuple[Tensor, int]:
