@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,6 @@ class Checker:
 
     def api(self, path: str) -> Any:
         """Read one document of the API."""
-        import urllib.request
-
         request = urllib.request.Request(f"{self.server.url}/api/v1{path}")
         request.add_header("Authorization", f"Bearer {self.token}")
         with urllib.request.urlopen(request, timeout=10) as reply:
@@ -75,6 +74,19 @@ class Checker:
 
         found: dict[str, Any] = until("all required evidence is sealed", sealed)
         return found
+
+    def spike_is_found(self, mode: str) -> bool:
+        """Whether the run has a halt finding of the spike rule at the recording's halt step."""
+        found = [
+            finding
+            for finding in self.api(f"/runs/{self.run}/findings")["items"]
+            if finding["rule"] == "spike" and finding["severity"] == "halt"
+        ]
+        if not found:
+            return False
+        expect("mode of the spike finding", found[-1]["mode"], mode)
+        expect("step of the spike's halt", found[-1]["step"], self.answer["halt_step"])
+        return True
 
     def page_says(self, page: Page, *words: str) -> None:
         """Raise StageFailed unless the page shows all of `words`."""

@@ -9,10 +9,10 @@ import threading
 import time
 import urllib.request
 import uuid
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-from andon import hold
+from andon import permit
 from andon.client import Client
 from andon.permit import Permit
 
@@ -30,12 +30,11 @@ class Supervisor:
 
     Args:
         client: signed sender of the run.
-        checkpoint_dir: where `andon-hold.json` lies.
         trusted: fingerprints pinned at launch.
     """
 
-    def __init__(self, client: Client, checkpoint_dir: Path, trusted: list[str]) -> None:
-        self.client, self.checkpoint_dir, self.trusted = client, checkpoint_dir, trusted
+    def __init__(self, client: Client, run: str, trusted: list[str]) -> None:
+        self.client, self.run, self.trusted = client, run, trusted
 
     def wait_for_approval(self, stop: threading.Event) -> dict[str, Any] | None:
         """Wait until the directive says resume or rollback; None when `stop` was set first."""
@@ -50,15 +49,18 @@ class Supervisor:
             after = directive["seq"]
         return None
 
-    def take_permit(self, directive: dict[str, Any], attempt: int) -> tuple[Permit, dict[str, Any]]:
-        """Exchange the approval for its permit and end the hold with it, offline.
+    def take_permit(
+        self, directive: dict[str, Any], attempt: int, check: Callable[[Permit], None]
+    ) -> dict[str, Any]:
+        """Exchange the approval for its permit and return it, verified offline.
 
         The exchange carries one id however often it is tried, so a lost answer costs nothing.
+        `check` raises when this job cannot do what the permit says; the hold then stays.
 
         Raises:
-            Held: the permit does not end this hold (wrong key, run, attempt, incident or time).
+            PermitError: not signed by the pinned key, or for another run, attempt or time.
         """
         exchange_id = f"exchange-{uuid.uuid4()}"
         document = self.client.resume(directive["incident"], attempt, exchange_id)
-        permit = hold.release(self.checkpoint_dir, document, trusted=self.trusted, at=time.time())
-        return permit, document
+        check(permit.verify(document, trusted=self.trusted, at=time.time(), run=self.run, attempt=attempt))
+        return document
