@@ -8,119 +8,24 @@ Made to sit inside a training loop: a call returns within `max_wait_s` whatever 
 network or the disk does. One thread writes posts to the spool, one sends them in order.
 """
 
-import atexit
-import hashlib
-import logging
-import os
-import ssl
-import threading
 import time
-import zlib
-from collections import deque
-from collections.abc import Collection
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 import msgspec
 import numpy as np
 
-from andon.client_http import Answer, AnswerError, Backoff, Clock, Connection, Unreachable, new_id
-from andon.directive import Follower
-from andon.spool import Post, Spool, open_slot
-from andon.wire import Frame, encode_events, encode_frame
+from andon.client_http import Answer, AnswerError, Backoff, Unreachable, new_id
+from andon.client_sender import Sender
+from andon.wire import MAX_FRAME_BYTES, Frame, encode_events, encode_frame
 
 __all__ = ["AnswerError", "Client", "Unreachable"]
 
-logger = logging.getLogger("andon.client")
-
-MAX_AGE_S = 14 * 86400.0  # the server keeps ids for 30 days; a repeat after that would count twice
-GZIP_FROM_BYTES = 4096
 CHUNK_BYTES = 1024 * 1024  # well under the server's 4 MiB, and small enough to share a connection
-QUEUE_BYTES = 64 * 1024 * 1024
-MAX_FRAME_BYTES = 32 * 1024 * 1024
 
 
-class _Ticket:
-    """One post on its way, as its caller sees it."""
-
-    def __init__(self, post: Post) -> None:
-        self.post = post
-        self.settled = threading.Event()  # answered, or known to take longer
-        self.answer: dict[str, Any] | None = None
-
-    def settle(self, answer: dict[str, Any] | None = None) -> None:
-        self.answer = answer
-        self.settled.set()
-
-
-class Client:
-    """A signed sender for one run. Safe to call from several threads.
-
-    Args:
-        url: the server, e.g. "https://andon.example.org".
-        run: the run's name.
-        secret: the run's `whsec_…`.
-        spool_dir: where posts wait on disk; ranks of a node share it. Default: `ANDON_SPOOL_DIR`,
-            else `andon/spool` under `XDG_STATE_HOME` or `~/.local/state`. Where that cannot be
-            written, posts wait in memory and `status()["disk_error"]` says so.
-        node: put into events and frames that name none.
-        attempt: put into events that name none; directives of another attempt are then ignored.
-        trusted: fingerprints of the server's keys; with them an unsigned directive is ignored.
-        max_wait_s: the longest that sending may keep its caller, to get the answer (and with it
-            the directive) of the same step.
-        spool_bytes: above this the oldest posts are given up and counted in a `gap` event.
-        tls: for a private certificate authority.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        run: str,
-        secret: str,
-        *,
-        spool_dir: str | os.PathLike[str] | None = None,
-        node: str | None = None,
-        attempt: int | None = None,
-        trusted: Collection[str] | None = None,
-        max_wait_s: float = 0.5,
-        timeout_s: float = 15.0,
-        spool_bytes: int = 1024**3,
-        max_age_s: float = MAX_AGE_S,
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
-        self.run, self.node = run, node
-        self.clock = Clock()
-        self._base = f"/api/v1/runs/{quote(run, safe='')}"
-        self._address = (url, secret, timeout_s, tls)
-        self._connection = self._open()
-        self._max_wait_s, self._max_age_s = max_wait_s, max_age_s
-        self._follower = Follower(run, attempt=attempt, trusted=trusted)
-        self._backoff = Backoff()
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._queue: deque[_Ticket] = deque()
-        self._queue_bytes = 0
-        self._tickets: dict[str, _Ticket] = {}
-        self._busy_since_s: float | None = None
-        self._written = 0  # grows with every append, so that the sender misses none between look and wait
-        self._closing = False
-        self._closed = False
-        self.counts = {"sent": 0, "duplicates": 0, "rejected": 0, "failures": 0, "refused_events": 0}
-        self.last_error: str | None = None
-        self._spool_lock = threading.Lock()
-        self._spool = _open_spool(spool_dir, url, run, spool_bytes)
-        self._writer = threading.Thread(target=self._write, name="andon-writer", daemon=True)
-        self._sender = threading.Thread(target=self._send, name="andon-sender", daemon=True)
-        self._writer.start()
-        self._sender.start()
-        atexit.register(self.close)
-
-    def _open(self) -> Connection:
-        url, secret, timeout_s, tls = self._address
-        return Connection(url, secret, self.clock, timeout_s=timeout_s, tls=tls)
-
-    # --- sending ----------------------------------------------------------------------------------
+class Client(Sender):
+    """A signed sender for one run. Safe to call from several threads. Arguments: see `Sender`."""
 
     def send_events(self, events: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Post events (wire form, as dicts); returns the server's answer.
@@ -139,8 +44,8 @@ class Client:
         defaults = {"time": now_ns, "node": self.node, "attempt": self.attempt}
         given = {name: value for name, value in defaults.items() if value is not None}
         chunks = _chunks([{**given, **event} for event in events])
-        tickets = [self._enqueue("/events", body, "application/json", events=count) for body, count in chunks]
-        return self._await(tickets)
+        tickets = [self.enqueue("/events", body, "application/json", events=count) for body, count in chunks]
+        return _merged(self.wait_for(tickets))
 
     def send_frame(self, frame: Frame) -> dict[str, Any] | None:
         """Post one frame; answers as `send_events`. Rows without `time_ns` get now.
@@ -157,201 +62,7 @@ class Client:
         body, content_type = encode_frame(msgspec.structs.replace(frame, **changes))
         if len(body) > MAX_FRAME_BYTES:
             raise ValueError(f"the frame has {len(body)} bytes, the server takes {MAX_FRAME_BYTES}; split it")
-        return self._await([self._enqueue("/frames", body, content_type)])
-
-    def _enqueue(self, path: str, body: bytes, content_type: str, *, events: int = 0) -> _Ticket:
-        post = Post(
-            id=new_id(),
-            path=self._base + path,
-            content_type=content_type,
-            body=body,
-            created_s=time.time(),
-            events=events,
-        )
-        ticket = _Ticket(post)
-        with self._changed:
-            if self._closed or self._closing:
-                raise RuntimeError("the client is closed")
-            # The disk hangs and takes nothing: memory is not filled without end, and it is counted.
-            # The first is in the writer's hands.
-            while len(self._queue) > 1 and self._queue_bytes + len(body) > QUEUE_BYTES:
-                lost = self._queue[1]
-                del self._queue[1]
-                self._queue_bytes -= len(lost.post.body)
-                self._tickets.pop(lost.post.id, None)
-                self._spool.gap.add(lost.post, "memory full")
-                lost.settle()
-            self._queue.append(ticket)
-            self._queue_bytes += len(body)
-            self._tickets[post.id] = ticket
-            self._changed.notify_all()
-        return ticket
-
-    def _await(self, tickets: list[_Ticket]) -> dict[str, Any] | None:
-        deadline_s = time.monotonic() + self._max_wait_s
-        for ticket in tickets:
-            # A server that has kept us waiting longer than one whole wait keeps nobody else.
-            busy_s = self._busy_since_s
-            if busy_s is not None and time.monotonic() - busy_s > self._max_wait_s:
-                deadline_s = min(deadline_s, time.monotonic() + 0.01)
-            ticket.settled.wait(max(0.0, deadline_s - time.monotonic()))
-        with self._lock:
-            for ticket in tickets:
-                self._tickets.pop(ticket.post.id, None)
-        answers = [(ticket.post.events, ticket.answer) for ticket in tickets if ticket.answer is not None]
-        return _merged(answers) if len(answers) == len(tickets) else None
-
-    # --- the two threads --------------------------------------------------------------------------
-
-    def _write(self) -> None:
-        """Move posts from memory to the spool."""
-        while True:
-            with self._changed:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                ticket = self._queue[0]
-            post = _compressed(ticket.post)
-            with self._spool_lock:
-                self._spool.append(post)
-                later = self._backoff.waiting
-                if later:
-                    self._spool.sync()
-            with self._changed:
-                if self._queue and self._queue[0] is ticket:
-                    self._queue.popleft()
-                    self._queue_bytes -= len(ticket.post.body)
-                if later:
-                    ticket.settle()
-                self._written += 1
-                self._changed.notify_all()
-
-    def _send(self) -> None:
-        """Send what is in the spool, in order, until closed and empty."""
-        while not self._closed:
-            written = self._written
-            try:
-                if not self._send_one():
-                    with self._changed:
-                        if self._written == written and not self._closed:
-                            self._changed.wait(0.5)
-            except Exception:  # a bug here must not silence the run for good
-                logger.exception("sending failed unexpectedly; trying again")
-                self._backoff.failed(None)
-                time.sleep(0.5)
-        self._connection.close()
-
-    def _send_one(self) -> bool:
-        """Send one post; return False when there is nothing to do now."""
-        pause_s = self._backoff.until_s - time.monotonic()
-        if pause_s > 0:
-            with self._changed:
-                self._changed.wait(min(pause_s, 0.5))
-            return not self._closing
-        with self._spool_lock:
-            found = self._spool.peek()
-            if found is not None and time.time() - found[0].created_s > self._max_age_s:
-                self._spool.gap.add(
-                    found[0], "older than 14 days" if self._max_age_s == MAX_AGE_S else "too old"
-                )
-                self._spool.done(found[1])
-                return True
-        if found is None:
-            return self._tell_gap()
-        post, token = found
-        self._busy_since_s = time.monotonic()
-        try:
-            answer = self._connection.post(
-                post.path, post.body, post.content_type, post.id, encoding=post.encoding
-            )
-        except Unreachable as error:
-            self._failed(f"no answer: {error}", None)
-            return True
-        finally:
-            self._busy_since_s = None
-        if not answer.ok and not answer.permanent:
-            self._failed(f"{answer.status}: {answer.problem()['detail']}", answer.retry_after_s)
-            return True
-        with self._spool_lock:
-            self._spool.done(token)
-        self._backoff.worked()
-        self._answered(post, answer)
-        if self._spool.gap.posts:
-            self._tell_gap()
-        return True
-
-    def _failed(self, reason: str, retry_after_s: float | None) -> None:
-        self._backoff.failed(retry_after_s)
-        with self._spool_lock:
-            self._spool.sync()
-        with self._changed:
-            self.counts["failures"] += 1
-            if self.last_error != reason:
-                logger.warning("%s: %s; posts wait in the spool", self.run, reason)
-            self.last_error = reason
-            for ticket in self._tickets.values():
-                ticket.settle()
-
-    def _answered(self, post: Post, answer: Answer) -> None:
-        document = answer.document if answer.ok else answer.problem()
-        with self._changed:
-            if answer.ok:
-                self.counts["sent"] += 1
-                self.counts["duplicates"] += document.get("duplicate") is True
-                refused = document.get("refused")
-                self.counts["refused_events"] += len(refused) if isinstance(refused, list) else 0
-                self.last_error = None
-            else:
-                self.counts["rejected"] += 1
-                self.last_error = f"{answer.status}: {document['detail']}"
-                logger.error("%s: a post was refused: %s", self.run, document)
-            if document.get("directive") is not None:
-                self._follower.offer(document["directive"])
-            ticket = self._tickets.pop(post.id, None)
-            if ticket is not None:
-                ticket.settle(document)
-            self._changed.notify_all()
-
-    def _tell_gap(self) -> bool:
-        """Turn what was given up into a `gap` event; return whether there was any."""
-        with self._spool_lock:
-            if not self._spool.gap.posts:
-                return False
-            gap = self._spool.take_gap()
-            event = {
-                "type": "gap",
-                "time": time.time_ns(),
-                "data": {
-                    "posts": gap.posts,
-                    "events": gap.events,
-                    "from": int(gap.from_s * 1e9),
-                    "to": int(gap.to_s * 1e9),
-                    "reasons": gap.reasons,
-                },
-            }
-            if self.node is not None:
-                event["node"] = self.node
-            self._spool.append(
-                Post(
-                    id=new_id(),
-                    path=f"{self._base}/events",
-                    content_type="application/json",
-                    body=encode_events([event]),
-                    created_s=time.time(),
-                    events=1,
-                )
-            )
-        return True
-
-    @property
-    def attempt(self) -> int | None:
-        """The attempt that events without one belong to, and the only one whose directives count."""
-        return self._follower.attempt
-
-    @attempt.setter
-    def attempt(self, attempt: int | None) -> None:
-        self._follower.attempt = attempt
+        return _merged(self.wait_for([self.enqueue("/frames", body, content_type)]))
 
     # --- asking -----------------------------------------------------------------------------------
 
@@ -450,88 +161,6 @@ class Client:
             raise AnswerError(answer.problem())
         return answer
 
-    # --- ending -----------------------------------------------------------------------------------
-
-    def status(self) -> dict[str, Any]:
-        """Return what a person asks: posts waiting, counts, the last error, the clock's offset."""
-        with self._lock:
-            return {
-                **self.counts,
-                "pending": self._spool.pending + len(self._queue),
-                "gap_posts": self._spool.gap.posts,
-                "last_error": self.last_error,
-                "disk_error": self._spool.disk_error,
-                "clock_offset_s": self.clock.offset_s,
-                "directives_ignored": self._follower.ignored,
-            }
-
-    def flush(self, timeout_s: float = 10.0) -> bool:
-        """Wait until nothing waits; return whether that is so."""
-        end_s = time.monotonic() + timeout_s
-        with self._changed:
-            while self._queue or self._spool.pending or self._spool.gap.posts:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0 or self._closed:
-                    return False
-                self._changed.wait(min(left_s, 0.2))
-        return True
-
-    def close(self, timeout_s: float = 5.0) -> None:
-        """Send what can be sent within `timeout_s`, leave the rest in the spool for the next client."""
-        with self._changed:
-            if self._closing:
-                return
-            self._closing = True
-            self._changed.notify_all()
-        atexit.unregister(self.close)
-        end_s = time.monotonic() + timeout_s
-        self._writer.join(timeout_s)
-        while not self._backoff.waiting and self._spool.pending and time.monotonic() < end_s:
-            with self._changed:
-                self._changed.wait(0.05)
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self._connection.interrupt()
-        self._sender.join(2.0)
-        if self._spool_lock.acquire(timeout=1.0):  # a disk that hangs must not keep the trainer from leaving
-            try:
-                self._spool.close()
-            finally:
-                self._spool_lock.release()
-
-    def __enter__(self) -> "Client":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _open_spool(spool_dir: str | os.PathLike[str] | None, url: str, run: str, cap_bytes: int) -> Spool:
-    """Open a slot below the spool directory; posts of another server or run never mix with ours."""
-    if spool_dir is None:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        spool_dir = os.environ.get("ANDON_SPOOL_DIR") or Path(state) / "andon" / "spool"
-    name = "".join(c if c.isalnum() or c in "-_" else "_" for c in run)[:80]
-    digest = hashlib.sha256(f"{url.rstrip('/')} {run}".encode()).hexdigest()[:12]
-    try:
-        return open_slot(Path(spool_dir) / f"{name}-{digest}", cap_bytes=cap_bytes)
-    except OSError as error:
-        logger.warning("spool %s cannot be used (%s): posts wait in memory only", spool_dir, error)
-        spool = Spool(None)
-        spool.disk_error = str(error)
-        return spool
-
-
-def _compressed(post: Post) -> Post:
-    if len(post.body) < GZIP_FROM_BYTES or post.encoding:
-        return post
-    squeezer = zlib.compressobj(1, wbits=31)
-    body = squeezer.compress(post.body) + squeezer.flush()
-    if len(body) > 0.9 * len(post.body):
-        return post  # floats of a noisy series: not worth the server's time
-    return msgspec.structs.replace(post, body=body, encoding="gzip")
-
 
 def _chunks(events: list[dict[str, Any]]) -> list[tuple[bytes, int]]:
     body = encode_events(events)
@@ -541,12 +170,14 @@ def _chunks(events: list[dict[str, Any]]) -> list[tuple[bytes, int]]:
     return _chunks(events[:half]) + _chunks(events[half:])
 
 
-def _merged(answers: list[tuple[int, dict[str, Any]]]) -> dict[str, Any]:
+def _merged(answers: list[tuple[int, dict[str, Any]]] | None) -> dict[str, Any] | None:
     """Return one answer for a list that was posted in pieces of so many events.
 
     Counts are added, and the index of a refused event is its place in the whole list. When a piece
     was refused as a whole, its problem is the answer.
     """
+    if answers is None:
+        return None
     if len(answers) == 1:
         return answers[0][1]
     problem = next((answer for _, answer in answers if "accepted" not in answer), None)

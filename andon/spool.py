@@ -8,54 +8,22 @@ webhook-id and the server knows it. One process per directory (`open_slot`), cal
 import contextlib
 import fcntl
 import os
-import struct
 import time
 import weakref
-import zlib
 from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-_HEADER = struct.Struct("<4sIII")  # magic, length of the description, length of the body, CRC-32 of both
-_MAGIC = b"ANR1"
+from andon.spool_records import HEADER_BYTES, Gap, Post, encode_record, is_cut, read_record
+
+__all__ = ["Gap", "Post", "Spool", "open_slot"]
+
 _SUFFIX = ".seg"
-_MAX_DESCRIPTION_BYTES = 64 * 1024
-_MAX_BODY_BYTES = 64 * 1024 * 1024
 SEGMENT_BYTES = 8 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024  # what is kept in memory while the disk takes nothing
 _MAX_SLOTS = 1024
-
-
-class Post(msgspec.Struct):
-    """One request that must reach the server. `path` is below the server's address."""
-
-    id: str
-    path: str
-    content_type: str
-    body: bytes = b""
-    encoding: str = ""
-    created_s: float = 0.0
-    events: int = 0
-
-
-class Gap(msgspec.Struct):
-    """What was given up and why: sent as a `gap` event as soon as there is somebody to tell."""
-
-    posts: int = 0
-    events: int = 0
-    from_s: float = 0.0
-    to_s: float = 0.0
-    reasons: dict[str, int] = {}
-
-    def add(self, post: Post, reason: str) -> None:
-        """Count one lost post."""
-        self.posts += 1
-        self.events += post.events
-        self.from_s = min(self.from_s or post.created_s, post.created_s)
-        self.to_s = max(self.to_s, post.created_s)
-        self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
 class _Position(msgspec.Struct):
@@ -153,7 +121,7 @@ class Spool:
         """Yield the whole records of a segment."""
         with contextlib.suppress(OSError), self._path(number).open("rb") as file:
             file.seek(offset)
-            while (found := _read_record(file)) is not None:
+            while (found := read_record(file)) is not None:
                 yield found
 
     # --- writing ----------------------------------------------------------------------------------
@@ -180,10 +148,7 @@ class Spool:
         return True
 
     def _to_disk(self, post: Post) -> bool:
-        body, post_body = b"", post.body
-        description = msgspec.json.encode(msgspec.structs.replace(post, body=body))
-        crc = zlib.crc32(post_body, zlib.crc32(description))
-        record = _HEADER.pack(_MAGIC, len(description), len(post_body), crc) + description + post_body
+        record = encode_record(post)
         try:
             if self._writing is None or self._sizes[self._write_segment] >= self._segment_bytes:
                 self._roll()
@@ -275,19 +240,14 @@ class Spool:
         """Whether the unread rest is one record that was cut while it was being written."""
         with contextlib.suppress(OSError), self._path(number).open("rb") as file:
             file.seek(self._position.offset)
-            header = file.read(_HEADER.size)
-            if len(header) < _HEADER.size:
-                return True
-            magic, description, body, _ = _HEADER.unpack(header)
-            rest = self._sizes[number] - self._position.offset - _HEADER.size
-            return bool(magic == _MAGIC and description + body > rest)
+            return is_cut(file.read(HEADER_BYTES), self._sizes[number] - self._position.offset)
         return False
 
     def _read_at(self, number: int, offset: int) -> tuple[Post, int] | None:
         if self._reading is None:
             self._reading = self._path(number).open("rb", buffering=0)
         self._reading.seek(offset)
-        return _read_record(self._reading)
+        return read_record(self._reading)
 
     def _close_reading(self) -> None:
         if self._reading is not None:
@@ -339,24 +299,6 @@ class Spool:
                     self._forget(number)
             self._save()
         self.forget_lock()
-
-
-def _read_record(file: Any) -> tuple[Post, int] | None:
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size:
-        return None
-    magic, description_bytes, body_bytes, crc = _HEADER.unpack(header)
-    if magic != _MAGIC or description_bytes > _MAX_DESCRIPTION_BYTES or body_bytes > _MAX_BODY_BYTES:
-        return None
-    description, body = file.read(description_bytes), file.read(body_bytes)
-    if len(body) < body_bytes or zlib.crc32(body, zlib.crc32(description)) != crc:
-        return None
-    try:
-        post = msgspec.json.decode(description, type=Post)
-    except (msgspec.DecodeError, msgspec.ValidationError):
-        return None
-    post.body = body
-    return post, _HEADER.size + description_bytes + body_bytes
 
 
 def open_slot(directory: Path, *, cap_bytes: int = 1024**3, segment_bytes: int = SEGMENT_BYTES) -> Spool:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
-from andon import client as client_module
 from andon.client import AnswerError, Client, Unreachable
+from andon.client_http import Backoff
 from andon.directive import Directive
 from andon.signing import SigningKey, new_secret, verify_get
 from andon.wire import ARROW_TYPE, Frame, decode_events, decode_frame
@@ -153,7 +153,7 @@ def peer():
 @pytest.fixture
 def connect(tmp_path, monkeypatch):
     clients = []
-    monkeypatch.setattr(client_module.Backoff.__init__, "__defaults__", (0.05, 0.2))
+    monkeypatch.setattr(Backoff.__init__, "__defaults__", (0.05, 0.2))
 
     def make(url, **options) -> Client:
         defaults = {"spool_dir": tmp_path / "spool", "max_wait_s": 3.0, "timeout_s": 3.0}
