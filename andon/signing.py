@@ -87,7 +87,7 @@ def sign_webhook(secret: str, webhook_id: str, timestamp_s: int, body: bytes) ->
     return "v1," + base64.b64encode(mac).decode("ascii")
 
 
-def verify_webhook(  # noqa: PLR0917  (the headers in the specification's order)
+def verify_webhook(
     secrets: Sequence[str],
     webhook_id: str | None,
     timestamp: str | None,
@@ -168,7 +168,7 @@ def sign_get(secret: str, webhook_id: str, timestamp_s: int, method: str, path: 
     return sign_webhook(secret, webhook_id, timestamp_s, _get_bytes(method, path))
 
 
-def verify_get(  # noqa: PLR0917  (as verify_webhook)
+def verify_get(
     secrets: Sequence[str],
     webhook_id: str | None,
     timestamp: str | None,
