@@ -54,11 +54,11 @@ _QUERY = re.compile(
 # name=value, name: value, "name": "value", --name value; the value may be quoted.
 _ASSIGNED = re.compile(
     rf"(?P<before>(?P<name>(?<![A-Za-z0-9])[A-Za-z0-9_.\-]*?(?:{_WORDS}))['\"]?\s*(?:=>|=|:)\s*)"
-    r"(?P<secret>\"[^\"\n]*\"|'[^'\n]*'|[^\s,;'\"&}\])]+)",
+    r"(?P<secret>\[masked\]|\"[^\"\n]*\"|'[^'\n]*'|[^\s,;'\"&}\])]+)",
     re.IGNORECASE,
 )
 _OPTION = re.compile(
-    rf"(?P<before>(?P<name>--?[A-Za-z0-9_.\-]*?(?:{_WORDS}))\s+)(?P<secret>\"[^\"\n]*\"|'[^'\n]*'|[^\s\-][^\s]*)",
+    rf"(?P<before>(?P<name>--?[A-Za-z0-9_.\-]*?(?:{_WORDS}))\s+)(?P<secret>\[masked\]|\"[^\"\n]*\"|'[^'\n]*'|[^\s\-][^\s]*)",
     re.IGNORECASE,
 )
 

@@ -93,7 +93,7 @@ def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
     if item.state in seals.FINAL:
         return
     try:
-        if item.kind in CHECKPOINT_KINDS and not is_held_first(item):
+        if item.kind in CHECKPOINT_KINDS - {"halt_snapshot"} and not is_held_first(item):
             wait_for_checkpoint(item, dossier)
         if is_held_first(item) and item.held_at is None and not item.files:
             _hold(item, dossier, lease)

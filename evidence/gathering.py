@@ -93,8 +93,6 @@ def wait_for_checkpoint(item: Item, dossier: Dossier) -> None:
         if how is not None:
             raise DoesNotApply(f"contained before a checkpoint of step {step} or later was committed: {how}")
         raise NotYet(item.why or f"no checkpoint of step {step} or later is committed yet")
-    if item.kind == "halt_snapshot":
-        _wait_for_offer(item, dossier)
     if item.source.get("undecided"):
         raise NotYet(item.why or "its checkpoint is being verified")
     raise Nothing(item.why or "there is no such checkpoint")

@@ -77,8 +77,12 @@ def public_keys(seals: Iterable[Seal]) -> list[bytes]:
 
 
 def bag_path(item: Item, path: str) -> str:
-    """Return where an object lies in an exported bag, relative to `data/`."""
-    return f"items/{item.pk}-{item.kind}/{path}"
+    """Return where an object lies in an exported bag, relative to `data/`.
+
+    By the item's number: its kind and name change when another checkpoint becomes last good, and a seal
+    that names the object must stay true.
+    """
+    return f"items/{item.pk}/{path}"
 
 
 def _statement(
