@@ -204,7 +204,7 @@ rows_strategy = st.lists(
     | st.tuples(
         st.integers(0, 3),
         st.integers(-1, 5),
-        st.none(),
+        st.sampled_from([None, 0, 4]),
         st.sampled_from([F, R, O]),
         st.just(False),
         st.booleans(),
@@ -312,6 +312,11 @@ def test_a_layer_of_several_ranks_keeps_one_row_for_each():
     kept = earliest_per_lane(part)
     assert kept.rank is not None
     assert list(zip(kept.rank.tolist(), kept.step.tolist(), strict=True)) == [(0, 2), (1, 2)]
+
+
+def test_the_reduce_ends_a_step_so_its_micro_batch_orders_nothing():
+    kept = earliest_per_lane(table((5, 0, 0, R, False), (5, 0, 4, F, False)))
+    assert kept.phase.tolist() == [F]
 
 
 def test_columns_of_different_length_are_refused():

@@ -98,6 +98,10 @@ class TestNotMeasured:
         part = bad_cells(frame({"step": [5] * 2, "lane": [0, 1], "loss": [None, "nan"]}))
         assert part.lane.tolist() == [1]
 
+    def test_what_was_not_measured_is_not_shown_as_the_value_of_a_bad_cell(self):
+        part = bad_cells(frame({"step": [5] * 2, "lane": [0, 1], "loss": [None, "nan"], "nonfinite": [2, 2]}))
+        assert [VALUES[v] for v in part.value] == ["", "nan"]
+
     def test_unknown_columns_activations_and_nodes_are_information(self):
         for stream, columns in (
             ("rank", {"step": [5], "lane": [0], "mystery": ["nan"]}),
@@ -153,6 +157,10 @@ class TestJudgement:
     def test_a_nonfinite_weight_norm_is_a_nonfinite_weight(self):
         one = frame({"step": [5], "lane": ["h.0"], "weight_norm": ["nan"]}, stream="layer")
         assert [f.kind for f in judge_frame(one, POLICY)] == ["nonfinite_state"]
+
+    def test_a_skip_does_not_hide_the_cell_of_a_broken_weight(self):
+        part = bad_cells(block(1, 2, nonfinite=np.array([[32 | 64, 8 | 64]], dtype=np.int16)))
+        assert part.skipped.tolist() == [False, True]
 
     @pytest.mark.parametrize("name", ["grad_norm", "update_ratio"])
     def test_a_nonfinite_layer_norm_holds(self, name):

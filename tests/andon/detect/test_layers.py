@@ -46,6 +46,12 @@ class TestOutliers:
         again = [*history(5, seed=2), *({**row, "h.2": 40.0} for row in history(2, seed=3))]
         assert [f.step for f in run(watch, [*history(), *high, *again])] == [60, 75]
 
+    def test_one_ordinary_value_does_not_end_an_excursion(self):
+        high = [{**row, "h.2": 40.0} for row in history(2, seed=1)]
+        assert [
+            f.step for f in run(LayerWatch(RULES), [*history(), high[0], *history(1, seed=2), high[1]])
+        ] == [60]
+
     def test_it_is_not_judged_before_its_warm_up(self):
         assert run(LayerWatch(RULES), [*history(49), {"h.0": 90.0}]) == []
 

@@ -150,6 +150,10 @@ class TestAfterARestart:
         found = run(counter, [(5001, {"loss": 2.0, "loss_scale": 65536.0})])
         assert found == [(5001, "scaler_not_restored", "warn")]
 
+    def test_a_scale_that_grew_once_since_the_checkpoint_is_ordinary(self):
+        counter = SkipCounter(RULES, attempt_first_step=5001, previous_scale=1024.0)
+        assert run(counter, [(5001, {"loss": 2.0, "loss_scale": 2048.0})]) == []
+
     def test_overflows_long_after_the_restart_are_ordinary(self):
         steps = [*clean(5000, 5300), overflow(5300), overflow(5301), overflow(5302)]
         assert run(SkipCounter(RULES), steps) == []
