@@ -159,12 +159,13 @@ class BagWriter:
         for name, raw in own.items():
             self._tags[name] = self._write(name, [raw])[0]
         named = self._payload | self._tags
+        predicate: dict[str, Any] = {"schema": form.BAG_SCHEMA, "payload_oxum": sizes, **facts}
         statement = canonical(
             {
                 "_type": form.STATEMENT_TYPE,
                 "subject": [{"name": name, "digest": {"sha256": named[name]}} for name in sorted(named)],
                 "predicateType": form.BAG_PREDICATE,
-                "predicate": {"schema": form.BAG_SCHEMA, "payload_oxum": sizes, **facts},
+                "predicate": predicate,
             }
         )
         envelope = sign(form.PAYLOAD_TYPE, statement)

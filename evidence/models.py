@@ -82,7 +82,9 @@ class Item(models.Model):
 class StoredObject(models.Model):
     """One stored version of one key in the vault."""
 
-    item = models.ForeignKey(Item, models.PROTECT, related_name="stored")
+    item = models.ForeignKey(
+        Item, models.PROTECT, related_name="stored_objects", related_query_name="objects"
+    )
     path = models.TextField()  # path inside the item
     key = models.TextField()  # key in the store; holds item id and SHA-256
     version_id = models.CharField(max_length=200, blank=True)

@@ -108,7 +108,7 @@ class Migration(migrations.Migration):
                 ('protected_by', models.JSONField(default=dict)),
                 ('stored_at', models.DateTimeField()),
                 ('checked_at', models.DateTimeField(null=True)),
-                ('item', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='stored', to='evidence.item')),
+                ('item', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='stored_objects', related_query_name='objects', to='evidence.item')),
             ],
         ),
         migrations.CreateModel(

@@ -291,7 +291,7 @@ def test_the_verifier_needs_the_standard_library_and_cryptography_alone(bag: Pat
 
 
 def test_a_bag_that_failed_half_way_leaves_nothing(dossier: Dossier, tmp_path: Path, vault_dir: Path) -> None:
-    stored = dossier.items.get(kind="event_log").stored.get()
+    stored = dossier.items.get(kind="event_log").stored_objects.get()
     file = vault_dir / "objects" / stored.key
     file.chmod(0o644)
     file.write_bytes(b"damaged")

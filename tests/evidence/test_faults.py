@@ -118,7 +118,7 @@ def test_a_worker_killed_at_a_stage_boundary_is_followed_by_another(
     world.work(dossier)
     item.refresh_from_db()
     assert (item.state, item.why) == ("sealed", "")
-    assert item.stored.count() == 4  # three shards and the commit manifest
+    assert item.stored_objects.count() == 4  # three shards and the commit manifest
     assert dossier.seals.count() == 1
     assert verify_custody(dossier) == []
     kept = [path for path in vault_dir.rglob("*") if path.is_file() and "objects" in path.parts]
@@ -155,7 +155,7 @@ def test_a_worker_killed_in_the_middle_of_a_copy_to_s3_is_followed_by_another(
     world.work(dossier)
     item = dossier.items.get()
     assert item.state == "sealed", item.why
-    stored = item.stored.get(path="shard-00000.bin")
+    stored = item.stored_objects.get(path="shard-00000.bin")
     assert stored.sha256 == table[0]["sha256"]
     assert stored.protected_by["legal_hold"] is True
     store: Any = vault()
@@ -192,7 +192,7 @@ def test_two_workers_on_one_item_seal_it_once(sources: Path, vault_s3: str) -> N
     assert dossier.custody.filter(what="sealed").count() == 1
     assert dossier.custody.filter(what="held").count() == 1
     store: Any = vault()
-    for stored in item.stored.all():
+    for stored in item.stored_objects.all():
         assert len(store._versions(stored.key)) == 1
     assert verify_custody(dossier) == []
 
@@ -236,7 +236,7 @@ def test_rotation_after_the_hold_takes_nothing(sources: Path, vault_dir: Path) -
     world.work(dossier)
     item.refresh_from_db()
     assert item.state == "sealed"
-    stored = {one.path: one.sha256 for one in item.stored.all()}
+    stored = {one.path: one.sha256 for one in item.stored_objects.all()}
     assert stored.pop("commit.json")
     assert stored == {entry["path"]: entry["sha256"] for entry in checkpoint.files}
 
@@ -347,7 +347,7 @@ def test_a_source_in_a_locked_bucket_is_held_by_version(s3_endpoint: Any, vault_
     world.work(dossier)
     item.refresh_from_db()
     assert item.state == "sealed", item.why
-    assert item.stored.get().protected_by["legal_hold"] is True
+    assert item.stored_objects.get().protected_by["legal_hold"] is True
 
 
 def test_the_application_role_cannot_change_the_chain(sources: Path, vault_dir: Path) -> None:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def bytes_of(item: Item, path: str) -> bytes:
-    stored = item.stored.get(path=path)
+    stored = item.stored_objects.get(path=path)
     return vault().open(stored.key, stored.version_id).read()
 
 
@@ -179,7 +179,7 @@ def test_a_snapshot_that_the_trainer_offers_is_kept_as_it_is(sources: Path, vaul
     offer(run, directory, "halt_snapshot")
     item = collected(run, "halt_snapshot")
     assert item.state == "sealed", item.why
-    kept = {one.path: one.sha256 for one in item.stored.all()}
+    kept = {one.path: one.sha256 for one in item.stored_objects.all()}
     assert {entry["path"]: entry["sha256"] for entry in table}.items() <= kept.items()
 
 

@@ -7,11 +7,11 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from andon.policy import Policy
+from andon.policy import EvidenceRule, Policy
 from evidence.custody import verify_custody
 from evidence.gates import may_delete, resume_gate
 from evidence.models import Dossier, Hold, Item
-from evidence.plan import reconsider
+from evidence.plan import freeze, reconsider
 from evidence.queries import last_good
 from runs.directives import set_directive
 from runs.locks import lock_run
@@ -70,9 +70,16 @@ def test_steps_of_a_trajectory_that_was_given_up_are_not_good() -> None:
     steps(run, 800, attempt=2)
     with transaction.atomic():
         lock_run(run.pk)
-        dossier = world.freeze(
-            **{"run": run, "label": "x", "url": "", "why": "", "opened_by": "", "attempt": 2},
-            **{"first_bad_step": 1000, "margin_steps": 0, "policy": Policy()},
+        dossier = freeze(
+            run=run,
+            label="x",
+            url="",
+            why="",
+            opened_by="",
+            attempt=2,
+            first_bad_step=1000,
+            margin_steps=0,
+            policy=Policy(),
         )
     assert good_step(dossier) == 800
     names = set(dossier.items.filter(kind="checkpoint_ladder").values_list("name", flat=True))
@@ -254,7 +261,7 @@ def test_a_plan_rolls_back_with_the_transaction_that_opened_it() -> None:
 
 def test_compliance_is_not_locked_in_without_two_people() -> None:
     run = world.make_run()
-    rules = Policy(evidence=(world.EvidenceRule("topology", lock="compliance"),))
+    rules = Policy(evidence=(EvidenceRule("topology", lock="compliance"),))
     dossier = world.open_dossier(run, rules=rules)
     assert dossier.items.get().lock == "governance"
     assert dossier.plan["compliance_asked"] == ["topology"]

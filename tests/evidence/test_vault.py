@@ -262,15 +262,15 @@ def test_an_upload_that_was_cut_goes_on_with_the_parts_it_has(vault_s3: str) -> 
     store = vault()
     assert isinstance(store, S3Vault)
     sent: list[int] = []
-    original = store._part
-    store._part = lambda key, upload_id, number, part: (
-        sent.append(number),
-        original(key, upload_id, number, part),
-    )[1]  # type: ignore[method-assign]
+
+    def note(params: dict[str, Any], **_: Any) -> None:
+        sent.append(params["PartNumber"])
+
+    store.client.meta.events.register("before-parameter-build.s3.UploadPart", note)
     try:
         stored = put(body)
     finally:
-        del store._part  # type: ignore[attr-defined]
+        store.client.meta.events.unregister("before-parameter-build.s3.UploadPart", note)
     assert 4 in sent
     assert 1 not in sent, "a part that was sent before is not sent again"
     assert uploads() == []
