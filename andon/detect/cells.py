@@ -199,7 +199,8 @@ def earliest_per_lane(part: BadCells) -> BadCells:
     part, code = part.take(at_first), code[at_first]
     # What a cell shows beyond its place (bits, column, value) breaks the last ties: two posts of one
     # cell must leave the same row whichever comes first.
-    order = np.lexsort((part.value, part.source, part.bits, part.phase, _micro_batch_key(part), code))
+    shown = (part.value, part.source, part.bits, part.micro_batch)
+    order = np.lexsort((*shown, part.phase, _micro_batch_key(part), code))
     _, starts = np.unique(code[order], return_index=True)
     return part.take(order[starts])
 
@@ -323,7 +324,7 @@ def first_bad(
         phase = Phase(int(rows.phase.min()))
         return FirstBad(
             step=step,
-            micro_batch=_only(rows.micro_batch),
+            micro_batch=None if phase >= Phase.REDUCE else _only(rows.micro_batch[rows.phase == phase]),
             phase=phase,
             ranks=(),
             tie=False,

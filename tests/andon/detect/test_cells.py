@@ -319,6 +319,13 @@ def test_the_reduce_ends_a_step_so_its_micro_batch_orders_nothing():
     assert kept.phase.tolist() == [F]
 
 
+def test_cells_that_differ_only_in_what_they_show_leave_one_row_in_either_order():
+    rows = [(5, 0, None, R, False), (5, 0, 4, R, False)]
+    kept = [earliest_per_lane(table(*order)) for order in (rows, rows[::-1])]
+    assert kept[0].micro_batch.tolist() == kept[1].micro_batch.tolist()
+    assert found(kept[0]).micro_batch is None
+
+
 def test_columns_of_different_length_are_refused():
     with pytest.raises(ValueError, match="lane"):
         cells(step=[1, 2], lane=np.array([1], dtype=np.int32), phase=[1, 1], local=[True, True])
