@@ -18,6 +18,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from evidence import vault
+
 logger = logging.getLogger(__name__)
 _BROKER_TIMEOUT_S = 0.3  # a broker that accepts and never answers must not hold the probe
 _DATABASE_TIMEOUT_S = 2  # libpq's least
@@ -68,8 +70,6 @@ def why_not_broker() -> str | None:
 def why_not_vault() -> str | None:
     """Say why the vault cannot be reached, None if it can."""
     try:
-        from evidence import vault
-
         return None if vault.ready() else "it is not reachable"
     except Exception as error:
         # Whatever a store's client raises, the answer of the probe is the same: not ready.

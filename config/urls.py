@@ -3,14 +3,13 @@
 `/healthz` and `/readyz` are answered before any URL is looked at (`config.health`).
 """
 
-from importlib.util import find_spec
-
 from django.urls import URLPattern, URLResolver, include, path
-from django.utils.module_loading import import_string
 from ninja import NinjaAPI
 
+import evidence.api
+import incidents.api
+import runs.api
 from runs import problems
-from runs.api import well_known_keys
 
 api = NinjaAPI(
     title="Andon",
@@ -20,14 +19,16 @@ api = NinjaAPI(
     docs_url="/docs",
 )
 problems.install(api)
-urlpatterns: list[URLPattern | URLResolver] = []
-for _app in ("runs", "evidence", "incidents"):
-    if find_spec(f"{_app}.api"):
-        api.add_router("", import_string(f"{_app}.api.router"))
-    if find_spec(f"{_app}.urls"):
-        urlpatterns.append(path("", include(f"{_app}.urls")))
-urlpatterns.append(path("api/v1/", api.urls))
-urlpatterns.append(path(".well-known/andon-keys.json", well_known_keys))
+for _router in (runs.api.router, evidence.api.router, incidents.api.router):
+    api.add_router("", _router)
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("api/v1/", api.urls),
+    path(".well-known/andon-keys.json", runs.api.well_known_keys),
+    path("", include("runs.urls")),
+    path("", include("evidence.urls")),
+    path("", include("incidents.urls")),
+]
 
 # Error pages stand inside the frame, so that the alarm line stays.
 handler400 = "runs.errors.bad_request"

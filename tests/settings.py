@@ -13,6 +13,9 @@ os.environ.setdefault("ANDON_DATA_DIR", str(servers.session_dir() / "data"))
 
 from config.settings import *  # noqa: E402, F403
 
+# WhiteNoise looks for it when it starts.
+STATIC_ROOT.mkdir(mode=0o700, parents=True, exist_ok=True)  # noqa: F405
+
 # Race tests open a connection per thread and close it themselves; a pool would keep them open past
 # the end of the test database. The pool is exercised by the tests that run `up`.
 DATABASES["default"]["OPTIONS"].pop("pool", None)  # noqa: F405

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import quote
@@ -48,7 +48,8 @@ def binaries() -> Path:
 class Postgres:
     """One cluster under `home`; `start()` it, `prepare()` roles and database, `stop()` it.
 
-    `settings` are added to the server's command line (tests turn fsync off).
+    `settings` are added to the server's command line (tests turn fsync off); `programs` is the directory
+    of its binaries.
     """
 
     home: Path
@@ -56,6 +57,7 @@ class Postgres:
     secrets_dir: Path
     log_file: Path
     settings: dict[str, str]
+    programs: Path = field(default_factory=binaries)
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -98,7 +100,7 @@ class Postgres:
         self._hand_over(password_file)
         child = processes.spawn(
             [
-                *(str(binaries() / "initdb"), "--pgdata", str(unfinished), "--username", SUPERUSER),
+                *(str(self.programs / "initdb"), "--pgdata", str(unfinished), "--username", SUPERUSER),
                 *("--auth=scram-sha-256", f"--pwfile={password_file}", "--encoding=UTF8", "--locale=C.UTF-8"),
                 *(["--no-sync"] if self.settings.get("fsync") == "off" else []),
             ],
@@ -120,7 +122,7 @@ class Postgres:
         with self.log_file.open("ab") as log:
             self.process = processes.spawn(
                 [
-                    *(str(binaries() / "postgres"), "-D", str(self.data)),
+                    *(str(self.programs / "postgres"), "-D", str(self.data)),
                     *(word for name, value in options.items() for word in ("-c", f"{name}={value}")),
                 ],
                 # Immediate shutdown: the whole server is gone at once, and the log it replays at the
@@ -180,7 +182,7 @@ class Postgres:
     def _check_major(self) -> None:
         have = (self.data / "PG_VERSION").read_text(encoding="ascii").strip()
         said = subprocess.run(
-            [binaries() / "postgres", "--version"], capture_output=True, text=True, check=True
+            [self.programs / "postgres", "--version"], capture_output=True, text=True, check=True
         )
         need = said.stdout.split()[-1].split(".")[0]
         if have != need:
@@ -230,6 +232,6 @@ class Postgres:
             return ""
         return (
             "\nUser namespaces are not available here, so PostgreSQL was started as uid "
-            f"{self.identity.split(':')[1]}, which must be able to reach {self.home} and {binaries()}. "
+            f"{self.identity.split(':')[1]}, which must be able to reach {self.home} and {self.programs}. "
             "Run as an ordinary user instead, or set ANDON_DATABASE_URL."
         )

@@ -26,7 +26,7 @@ def clean_environment(**more: str) -> dict[str, str]:
     return kept | more
 
 
-def manage(*arguments: str, timeout_s: float = 60, **more: str) -> "subprocess.CompletedProcess[str]":
+def manage(*arguments: str, **more: str) -> "subprocess.CompletedProcess[str]":
     """Run one manage.py command to its end; stderr is joined to stdout."""
     return subprocess.run(
         [sys.executable, "manage.py", *arguments],
@@ -35,7 +35,7 @@ def manage(*arguments: str, timeout_s: float = 60, **more: str) -> "subprocess.C
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout_s,
+        timeout=60,
         check=False,
     )
 

@@ -1,0 +1,45 @@
+# Everything a person types. `make` alone lists it.
+
+SHELL := /bin/sh
+PY := .venv/bin/python
+# Only what was asked for: `make demo CHECK=1` is an argument of make, not a variable to leak elsewhere.
+unexport MAKEFLAGS
+
+.PHONY: help setup demo test bench screens lint format lock migrations settings clean
+
+help: ## list these
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+setup: ## create .venv and install everything into it
+	@scripts/setup.sh
+
+demo: setup ## show the whole loop on a recorded failure (LIVE=1: train for real; CHECK=1: play both people)
+	@$(if $(LIVE),scripts/setup.sh live)
+	@exec env $(if $(LIVE),LIVE=$(LIVE)) $(if $(CHECK),CHECK=$(CHECK)) $(PY) -m demo
+
+test: setup ## every check: lint, types, imports, migrations, deployment, tests on real servers
+	@scripts/check.sh $(ARGS)
+
+bench: setup ## benchmarks against a bare view and MLflow
+	@exec $(PY) -m benchmarks
+
+screens: setup ## screenshots of the demo for README and docs
+	@exec $(PY) -m demo.screens
+
+lint: setup ## the static checks of `make test`
+	@scripts/check.sh --static
+
+format: setup ## bring the sources into shape
+	@.venv/bin/ruff check --fix . ; .venv/bin/ruff format .
+
+lock: setup ## compile requirements*.in into requirements*.txt with hashes
+	@scripts/lock.sh
+
+migrations: setup ## write missing migrations
+	@$(PY) manage.py makemigrations
+
+settings: setup ## write docs/settings.md anew from config/settings.py
+	@$(PY) -m config.settings_table > docs/settings.md
+
+clean: ## remove .venv and caches; var/ stays
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
