@@ -3,8 +3,8 @@
 Per step there is one fused SUM (Σ loss·tokens, Σ tokens, ranks with a nonfinite bit, rank 0's order;
 beside them the ranks whose loss itself was nonfinite) and one transfer to the host. Nonfinite values
 are replaced by 0 before the sum and travel in the count, because what a reduction does with a NaN
-depends on backend and rank. So all ranks see the same verdict and the same order in the same step, and act at its end: a rank
-that decides alone hangs the job.
+depends on backend and rank. So all ranks see the same verdict and the same order in the same step,
+and act at its end: a rank that decides alone hangs the job.
 
 Rank-local values go to the lowest rank of each node (the *leader*), which posts them: at once when
 the step was bad, else every `interval_steps`. Only rank 0 reads directives. A server that is slow

@@ -64,7 +64,7 @@ class Shard:
         self.names: list[str] = described["documents"]
         self.starts: list[int] = described["starts"]
         self.digest: str = described["sha256"]
-        self._file = self.path.open("rb")
+        self._file = self.path.open("rb", buffering=0)  # a buffer would show what was there before
 
     def __len__(self) -> int:
         return len(self.offsets)
