@@ -151,7 +151,7 @@ def bad_cells(run: Run, attempt: int, limit: int = 20) -> list[BadGroup]:
     for step, phase, stream, source, value, view, skipped, received_at, lanes in rows:
         numbers = [int(lane) for lane in lanes if lane.isdecimal()]
         names = sorted(lane for lane in lanes if not lane.lstrip("-").isdecimal())
-        text = ", ".join(filter(None, [fold_ranks(numbers), *names])) or "not known"
+        text = ", ".join([*([fold_ranks(numbers)] if numbers else []), *names]) or "not known"
         phase_name = Phase(phase).name.lower()
         groups.append(BadGroup(step, phase_name, stream, text, source, value, view, skipped, received_at))
     return groups
