@@ -23,6 +23,27 @@ _NOT_SECRET = re.compile(
 _NOTHING = re.compile(r"^(?:true|false|none|null|)$", re.IGNORECASE)
 _NUMBER = re.compile(r"^[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?$", re.IGNORECASE)
 
+# A text without any of these holds no secret that is known here; most lines of a log end at this.
+_HINTS = (
+    *("secret", "passw", "passphrase", "pwd", "credential", "key", "auth", "token", "bearer", "cookie"),
+    *(
+        "session",
+        "dsn",
+        "connection",
+        "webhook",
+        "sas",
+        "basic",
+        "://",
+        "?",
+        "&",
+        "-----begin",
+        "whsec",
+        "whsk",
+    ),
+    *("akia", "asia", "aroa", "aida", "hf_", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-"),
+    *("xox", "sk-", "pypi", "npm", "aiza", "ya29", "eyj"),
+)
+
 # Shapes that are secrets wherever they stand.
 _SHAPES = [
     re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
@@ -53,12 +74,12 @@ _QUERY = re.compile(
 )
 # name=value, name: value, "name": "value", --name value; the value may be quoted.
 _ASSIGNED = re.compile(
-    rf"(?P<before>(?P<name>(?<![A-Za-z0-9])[A-Za-z0-9_.\-]*?(?:{_WORDS}))['\"]?\s*(?:=>|=|:)\s*)"
+    rf"(?P<before>(?P<name>(?<![A-Za-z0-9])[A-Za-z0-9_.\-]{{0,64}}?(?:{_WORDS}))['\"]?\s*(?:=>|=|:)\s*)"
     r"(?P<secret>\[masked\]|\"[^\"\n]*\"|'[^'\n]*'|[^\s,;'\"&}\])]+)",
     re.IGNORECASE,
 )
 _OPTION = re.compile(
-    rf"(?P<before>(?P<name>--?[A-Za-z0-9_.\-]*?(?:{_WORDS}))\s+)(?P<secret>\[masked\]|\"[^\"\n]*\"|'[^'\n]*'|[^\s\-][^\s]*)",
+    rf"(?P<before>(?P<name>--?[A-Za-z0-9_.\-]{{0,64}}?(?:{_WORDS}))\s+)(?P<secret>\[masked\]|\"[^\"\n]*\"|'[^'\n]*'|[^\s\-][^\s]*)",
     re.IGNORECASE,
 )
 
@@ -76,6 +97,9 @@ def _is_harmless(name: str, value: str) -> bool:
 
 def mask_text(text: str) -> str:
     """Return `text` with every secret replaced by `[masked]`."""
+    lowered = text.lower().replace("tokens", "")  # counted in many a training line, and never a secret's name
+    if not any(hint in lowered for hint in _HINTS):  # ten times as fast as one pattern of all of them
+        return text
     for shape in _SHAPES:
         text = shape.sub(MASK, text)
     text = _URL_PASSWORD.sub(lambda found: f"{found['before']}:{MASK}@", text)

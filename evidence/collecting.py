@@ -28,12 +28,13 @@ from evidence.gathering import (
     wait_for_checkpoint,
 )
 from evidence.hashing import digest_of
-from evidence.holding import hold_tree
+from evidence.holding import changed_since, hold_tree
 from evidence.kinds import CHECKPOINT_KINDS
 from evidence.models import Dossier, Hold, Item, StoredObject
 from evidence.plan import START, hold_uris, settle_checkpoints
 from evidence.sources import SourceError
 from evidence.vault import BytesDiffer, Stored, VaultError, key_for, vault
+from evidence.vault_probe import ask_if_old, newest_result
 from runs.locks import lock_run
 from runs.models import Checkpoint
 from runs.work import Lease, Payload, Retry, enqueue, handler
@@ -52,6 +53,7 @@ _LONGEST_WAIT_S = 60.0
 def start(payload: Payload, lease: Lease) -> None:
     """Ring for every item that is not final: holds first, last good before all; then copies by volatility."""
     with transaction.atomic():
+        ask_if_old(vault().name)
         items = list(Item.objects.filter(dossier=int(str(payload["dossier"]))).exclude(state__in=seals.FINAL))
         for item in sorted(items, key=lambda one: one.kind != "last_good_checkpoint"):
             if item.kind in CHECKPOINT_KINDS:
@@ -160,13 +162,33 @@ def _copy(item: Item, dossier: Dossier, lease: Lease) -> None:
     _sweep_spool(spool_root)
     spool = Path(tempfile.mkdtemp(prefix=f"item-{item.pk}-", dir=spool_root))
     try:
-        pieces = held_pieces(item) if is_held_first(item) else gather(item, dossier, spool)
+        if is_held_first(item):
+            _note_changes(item, dossier, lease)
+            pieces = held_pieces(item)
+        else:
+            pieces = gather(item, dossier, spool)
         _protect_offers(item, dossier)
         _begin(item, lease, pieces)
         _store_all(item, dossier, lease, pieces)
         _finish(item, lease, pieces)
     finally:
         shutil.rmtree(spool, ignore_errors=True)
+
+
+def _note_changes(item: Item, dossier: Dossier, lease: Lease) -> None:
+    """Record that held files were changed in place; their save-time digests decide whether it matters.
+
+    Raises:
+        BytesDiffer: a changed file has no digest from before, so nothing can vouch for its bytes.
+    """
+    changed = changed_since(item)
+    if not changed:
+        return
+    with _locked(item, lease) as fresh:
+        if not dossier.custody.filter(what="changed in place", item_name=fresh.name).exists():
+            custody.append(dossier, "changed in place", item_name=fresh.name, data={"files": changed[:100]})
+    if not all(entry["sha256"] for entry in item.files):
+        raise BytesDiffer(changed[0])
 
 
 def _sweep_spool(root: Path) -> None:
@@ -201,7 +223,7 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) 
     progress = _Progress(item)
     have = {one.path: one for one in StoredObject.objects.filter(item=item)}
     store = vault()
-    _warm(store.name)
+    newest_result(store.name)  # read here, so that the copying threads need no database
 
     def one(piece: Piece) -> tuple[Piece, Stored]:
         try:
@@ -239,13 +261,6 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) 
             progress.stop()
             raise
     progress.show(now=True)
-
-
-def _warm(store: str) -> None:
-    """Read the newest probe here, so that the copying threads need no database."""
-    from evidence.vault_probe import newest_result  # the probe imports the vault, which imports sources
-
-    newest_result(store)
 
 
 def _record(item: Item, lease: Lease, piece: Piece, stored: Stored) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 60
-ATTEMPTS = 4
+ATTEMPTS = 3  # in one call; work rows try again for as long as it takes
 POOL = 32
 
 
@@ -61,8 +61,10 @@ def parse(url: str) -> Place:
 
 
 @cache
-def client(place: Place) -> "S3Client":
+def client(place: Place, *, quick: bool = False) -> "S3Client":
     """Return a client. Credentials not in the URL come from boto3's own chain.
+
+    A `quick` one asks once and waits 2 s: for health checks, which must answer while the store does not.
 
     boto3 sends CRC32 trailers by default, which many compatible stores refuse: here a checksum is sent
     only where an operation requires one, and integrity is ours (Content-MD5, signed payloads, SHA-256).
@@ -80,9 +82,9 @@ def client(place: Place) -> "S3Client":
                 "addressing_style": "path" if place.endpoint else "auto",
                 "payload_signing_enabled": True,
             },
-            retries={"max_attempts": ATTEMPTS, "mode": "standard"},
-            connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=READ_TIMEOUT_S,
+            retries={"total_max_attempts": 1 if quick else ATTEMPTS, "mode": "standard"},
+            connect_timeout=2 if quick else CONNECT_TIMEOUT_S,
+            read_timeout=2 if quick else READ_TIMEOUT_S,
             max_pool_connections=POOL,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",

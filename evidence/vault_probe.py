@@ -17,8 +17,9 @@ from django.db import Error as DatabaseError
 from django.utils import timezone
 
 from evidence.models import StoreProbe
-from evidence.vault import Vault, vault
+from evidence.vault import Vault, VaultError, vault
 from evidence.vault_s3_lock import error_code
+from runs.work import Lease, Payload, Retry, enqueue, handler
 
 if TYPE_CHECKING:
     from evidence.vault_directory import DirectoryVault
@@ -44,6 +45,25 @@ def probe_and_record(store: Vault | None = None) -> StoreProbe:
     row = StoreProbe.objects.create(store=asked.name[:300], probed_at=timezone.now(), result=result)
     _newest.pop(asked.name, None)
     return row
+
+
+PROBE = "evidence.probe"
+OLD_AFTER = timedelta(days=1)
+
+
+def ask_if_old(store: str) -> None:
+    """Have the vault probed when nobody did within a day, after the caller's transaction."""
+    if not StoreProbe.objects.filter(store=store[:300], probed_at__gt=timezone.now() - OLD_AFTER).exists():
+        enqueue(kind=PROBE, key="vault")
+
+
+@handler(PROBE)
+def probe_work(payload: Payload, lease: Lease) -> None:
+    """Probe the vault and keep what was seen."""
+    try:
+        probe_and_record()
+    except VaultError as error:
+        raise Retry(60, error.says) from error
 
 
 def newest_result(store: str) -> dict[str, Any]:

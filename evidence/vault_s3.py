@@ -242,7 +242,7 @@ class S3Vault:
     def check(self) -> None:
         """See `Vault.check`."""
         try:
-            self.client.head_bucket(Bucket=self.place.bucket)
+            s3client.client(self.place, quick=True).head_bucket(Bucket=self.place.bucket)
         except (BotoCoreError, ClientError) as error:
             raise self._error("", error) from error
 
