@@ -104,6 +104,8 @@ def _on_path(checkpoint: Checkpoint, reach: dict[int, int | None]) -> bool:
 
 
 def _is_gone(checkpoint: Checkpoint, gone: Sequence[str]) -> bool:
+    if not gone:
+        return False
     try:
         uri = normalise(checkpoint.uri)
     except UnusableUri:

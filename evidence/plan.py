@@ -23,6 +23,7 @@ from runs.work import enqueue
 # The first date is short on purpose: a lock can always be extended at close-out, never shortened.
 FIRST_RETENTION = timedelta(days=14)
 SCHEMA = "andon.freeze-plan/1"
+MANY_FILES = 256  # offered files of one item, above which their directories are held
 START = "evidence.start"  # kind of the work that begins collecting a dossier
 
 
@@ -231,6 +232,7 @@ def _items_of(
         return _ladder_items(item, dossier, choice)
     else:
         artifacts.attach(item, dossier)
+        _by_directory_when_many(item)
     return [item]
 
 
@@ -327,8 +329,21 @@ def hold_uris(dossier: Dossier, item: Item) -> None:
 
 def _uris(item: Item) -> list[str]:
     found = [item.source["uri"]] if "uri" in item.source else []
-    found += [entry["uri"] for entry in item.source.get("artifacts", [])]
-    return found
+    found += item.source.get("directories", [])
+    entries = item.source.get("artifacts", [])
+    return found if len(entries) > MANY_FILES else found + [entry["uri"] for entry in entries]
+
+
+def _by_directory_when_many(item: Item) -> None:
+    """Hold the directories of very many offered files instead of each file.
+
+    The logs of 16,384 ranks would be as many rows in the transaction that a trainer's post waits for;
+    collecting finds the files themselves again.
+    """
+    uris = [str(entry["uri"]) for entry in item.source.get("artifacts", [])]
+    if len(uris) > MANY_FILES:
+        item.source = {name: value for name, value in item.source.items() if name != "artifacts"}
+        item.source["directories"] = sorted({uri.rstrip("/").rpartition("/")[0] or uri for uri in uris})
 
 
 def _normal(uris: Iterable[str]) -> list[str]:

@@ -247,6 +247,17 @@ def test_the_opening_transaction_writes_rows_only_and_few(sources: Path) -> None
     assert not may_delete(run=run, uris=["file:///logs/7"])[0]["allow"]
 
 
+def test_very_many_offered_files_are_held_by_their_directories() -> None:
+    run = world.make_run()
+    for rank in range(300):
+        uri = f"file:///logs/node-{rank // 100}/rank-{rank}.log"
+        world.post(run, "artifact.available", rank=rank, data={"kind": "rank_log", "uri": uri})
+    dossier = world.open_dossier(run, rules=world.policy("rank_logs"))
+    held = sorted(Hold.objects.filter(dossier=dossier).values_list("uri", flat=True))
+    assert held == ["file:///logs/node-0", "file:///logs/node-1", "file:///logs/node-2"]
+    assert not may_delete(run=run, uris=["/logs/node-2/rank-250.log"])[0]["allow"]
+
+
 def test_a_plan_rolls_back_with_the_transaction_that_opened_it() -> None:
     run = world.make_run()
     steps(run, 900)
