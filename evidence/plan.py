@@ -330,8 +330,8 @@ def hold_uris(dossier: Dossier, item: Item) -> None:
 def _uris(item: Item) -> list[str]:
     found = [item.source["uri"]] if "uri" in item.source else []
     found += item.source.get("directories", [])
-    entries = item.source.get("artifacts", [])
-    return found if len(entries) > MANY_FILES else found + [entry["uri"] for entry in entries]
+    offered = [str(entry["uri"]) for entry in item.source.get("artifacts", [])]
+    return found + (_directories(offered) if len(offered) > MANY_FILES else offered)
 
 
 def _by_directory_when_many(item: Item) -> None:
@@ -343,7 +343,11 @@ def _by_directory_when_many(item: Item) -> None:
     uris = [str(entry["uri"]) for entry in item.source.get("artifacts", [])]
     if len(uris) > MANY_FILES:
         item.source = {name: value for name, value in item.source.items() if name != "artifacts"}
-        item.source["directories"] = sorted({uri.rstrip("/").rpartition("/")[0] or uri for uri in uris})
+        item.source["directories"] = _directories(uris)
+
+
+def _directories(uris: Iterable[str]) -> list[str]:
+    return sorted({uri.rstrip("/").rpartition("/")[0] or uri for uri in uris})
 
 
 def _normal(uris: Iterable[str]) -> list[str]:
