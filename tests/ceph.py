@@ -36,11 +36,6 @@ _KEYS = {
 }
 
 
-def missing_programs() -> list[str]:
-    """Return the programs of Ceph that this machine lacks (apt-packages.txt brings them)."""
-    return [program for program in PROGRAMS if shutil.which(program) is None]
-
-
 class Ceph:
     """One throw-away cluster; `start()` raises RuntimeError with the log's end if a step fails."""
 

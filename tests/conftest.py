@@ -1,5 +1,6 @@
 """People, doors to real servers, and the one place where append-only tables are emptied."""
 
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -7,12 +8,45 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from django.db import connection, connections, transaction
 from django.test import Client, TransactionTestCase
 
 from config.embedded import processes
 from runs.models import Membership, Person, Project, Role
 from tests import ceph, servers
+
+_NOT_RUN = "not run: "  # begins the reason of every skip that a missing package causes
+
+
+def needs(*programs: str) -> None:
+    """Skip the test where a program of apt-packages.txt is missing; in CI that is a failure."""
+    if missing := [program for program in programs if shutil.which(program) is None]:
+        pytest.skip(f"{_NOT_RUN}needs {', '.join(missing)} (apt-packages.txt)")
+
+
+def _not_run(terminal: TerminalReporter) -> list[tuple[str, str]]:
+    skipped: list[pytest.TestReport] = terminal.stats.get("skipped", [])
+    reasons = [
+        (report.nodeid, report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)
+    ]
+    return [(test, why.removeprefix("Skipped: ")) for test, why in reasons if _NOT_RUN in why]
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Name the tests that could not run: a skip in a long line of dots is easily missed."""
+    if not_run := _not_run(terminalreporter):
+        terminalreporter.section("not run", red=True)
+        for test, why in not_run:
+            terminalreporter.line(f"{test}: {why}")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Under CI=true a test that could not run is a failure."""
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if os.environ.get("CI") == "true" and isinstance(terminal, TerminalReporter) and _not_run(terminal):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -113,8 +147,7 @@ def as_charlie(charlie: Person) -> Client:
 @pytest.fixture(scope="session")
 def s3_endpoint() -> servers.S3:
     """A real radosgw (`.url .access_key .secret_key .client() .new_bucket(locked=True)`)."""
-    if missing := ceph.missing_programs():
-        pytest.skip(f"not run: needs {', '.join(missing)} (apt-packages.txt)")
+    needs(*ceph.PROGRAMS)
     return servers.s3()
 
 
@@ -126,8 +159,7 @@ def s3_bucket(s3_endpoint: servers.S3) -> str:
 
 @pytest.fixture(scope="session")
 def _pgbouncer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.PgBouncer]:
-    if shutil.which("pgbouncer") is None:
-        pytest.skip("not run: needs pgbouncer (apt-packages.txt)")
+    needs("pgbouncer")
     settings: dict[str, Any] = connections.settings["default"]
     bouncer, process = servers.start_pgbouncer(tmp_path_factory.mktemp("pgbouncer"), settings)
     yield bouncer
