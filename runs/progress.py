@@ -87,6 +87,8 @@ class Board:
             current = attempt is None or news.attempt is None or attempt >= news.attempt
             if current and step is not None and (news.step is None or step > news.step):
                 news.step, news.step_at = step, at
+            # A frame and an event of one step are two posts: the second one's values count as well.
+            if current and step is not None and step == news.step:
                 news.last.update(values)
             news.post_at = at
             if node:
