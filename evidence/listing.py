@@ -197,7 +197,9 @@ def lock_sentences(dossier: Dossier) -> tuple[str, bool]:
     locked = [entry for entry in objects if entry.get("until") or entry.get("legal_hold")]
     if not locked:
         says = str(next((entry.get("says") for entry in objects if entry.get("says")), ""))
-        return says or f"Not locked: this store does not enforce retention{tested}.", False
+        return says[:1].upper() + says[
+            1:
+        ] or f"Not locked: this store does not enforce retention{tested}.", False
     words = []
     if dates:
         first = min(datetime.fromisoformat(date) for date in dates)

@@ -193,7 +193,13 @@ def _approve_page(
     return render(
         request,
         "incidents/approve.html",
-        {"page": page, "says": says, "changes": changes or [], "done": request.GET.get("done", "")},
+        {
+            "page": page,
+            "buttons": [page.next.main, *page.next.buttons],
+            "says": says,
+            "changes": changes or [],
+            "done": request.GET.get("done", ""),
+        },
         status=status,
     )
 

@@ -9,7 +9,7 @@ from andon.policy import Policy
 from incidents.models import Incident
 from runs import baseline, figures, formatting, grid, grid_png, queries
 from runs.models import FirstBad
-from runs.stack import JSON, Row, Stack, value_axis
+from runs.stack import JSON, Row, Stack
 
 LAYERS_PX = 100
 CURVE_PX = 52
@@ -77,11 +77,26 @@ def incident_figure(
     ]
     if layer is not None:
         names, _ = layer
-        rows.append(Row("layers", LAYERS_PX, above=136 if narrow else 64, axis=_layer_axis(names, incident)))
+        rows.append(Row("layers", LAYERS_PX, above=172 if narrow else 78, axis=_layer_axis(names, incident)))
+    judged = window.steps <= baseline.MAX_STEPS
+
+    def band(name: str) -> tuple[float, float] | None:
+        if not judged:
+            return None
+        _, below, _, over = figures.curve_band(found.get(name, []), name, policy, window.step_first)
+        return (below[-1], over[-1]) if below else None
+
     for name in ("grad_norm", "loss"):
-        above = 26 if len(rows) > 2 else (100 if narrow else 44)
+        above = 24 if len(rows) > 2 else (120 if narrow else 76)
         rows.append(
-            Row(name, CURVE_PX, above=above, axis=value_axis(type="log" if _log(name, found) else "linear"))
+            Row(
+                name,
+                CURVE_PX,
+                above=above,
+                axis=figures.curve_axis(
+                    name, found.get(name, []), window.step_first, CURVE_PX, band=band(name)
+                ),
+            )
         )
     key = f"{run.pk}:{attempt}:{window.step_first}-{window.step_last}:{window.rank_first}-{window.rank_last}"
     stack = Stack(rows, step_first=window.step_first, step_last=window.step_last, key=key)
@@ -153,12 +168,6 @@ def incident_figure(
         version=extent.version,
     )
     return figure
-
-
-def _log(name: str, found: dict[str, list[queries.Point]]) -> bool:
-    return name == "grad_norm" and all(
-        point["value"] is None or point["value"] > 0 for point in found.get(name, [])
-    )
 
 
 def _curve_caption(name: str, banded: bool, points: list[queries.Point]) -> str:

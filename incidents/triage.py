@@ -84,7 +84,7 @@ def numbers(page: IncidentPage, policy: Policy) -> list[Numbers]:
         rows.append(
             Numbers(
                 finding=finding,
-                value=formatting.metric(form, given.get("value", given.get(form))),
+                value=_value(finding, form),
                 median=formatting.metric(form, given["median"]) if "median" in given else "",
                 mad=formatting.significant(given["mad"], 2) if "mad" in given else "",
                 z=formatting.z_score(score) if usable else "",
@@ -95,6 +95,13 @@ def numbers(page: IncidentPage, policy: Policy) -> list[Numbers]:
             )
         )
     return rows
+
+
+def _value(finding: FindingLine, form: str) -> str:
+    value = finding.numbers.get("value", finding.numbers.get(form))
+    if value is None and "nonfinite" in finding.kind:
+        return "nonfinite"
+    return formatting.metric(form, value)
 
 
 def _lanes(lanes: list[Any]) -> str:
@@ -140,7 +147,10 @@ def cell_words(incident: Incident, step: int, rank: int) -> str:
     )
     if first is not None and first.series:
         word = formatting.nonfinite(first.value) or "nonfinite"
-        parts.append(f"{first.series.replace('_', ' ')} {word}, {first.view} value")
+        if first.series == "nonfinite":
+            parts.append(f"flagged by the trainer, {first.view} value")
+        else:
+            parts.append(f"{first.series.replace('_', ' ')} {word}, {first.view} value")
     if frame is not None:
         parts.extend(_frame_values(frame, step, rank))
         parts.append(f"received {_received(frame.received_at)} UTC")

@@ -9,12 +9,14 @@ from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from evidence.views import items_context
-from incidents import figures, ledger, queries, triage
+from incidents import figures, ledger, queries, roles, triage
 from incidents.models import Incident, LedgerRow
 from incidents.page import IncidentPage
 from runs import grid, grid_png, live
 from runs import queries as run_queries
+from runs.access import project_member
 from runs.figures import plot_width
+from runs.models import Person
 from runs.policies import policy_for
 from runs.views import person_of, theme_of, visible_run_or_404
 
@@ -65,24 +67,36 @@ def incidents(request: HttpRequest) -> HttpResponse:
 Context = dict[str, object]
 
 
-def _answers(page: IncidentPage) -> Context:
-    context = items_context(page.incident.dossier)
-    return {"page": page, "ticks": context["ticks"]}
+def _buttons(page: IncidentPage, person: Person) -> Context:
+    """Return every button by its code, and what else a responder may do."""
+    incident = page.incident
+    responder = project_member(person, page.run.project, *roles.RESPONDERS)
+    is_open = incident.state == Incident.State.OPEN
+    return {
+        "page": page,
+        "buttons": [page.next.main, *page.next.buttons],
+        "may_waive": responder and is_open and incident.holds,
+        "may_resolve": responder and is_open and not incident.holds,
+    }
 
 
-def _evidence(page: IncidentPage) -> Context:
-    return {"page": page, **items_context(page.incident.dossier)}
+def _answers(page: IncidentPage, person: Person) -> Context:
+    return {**_buttons(page, person), "ticks": items_context(page.incident.dossier)["ticks"]}
 
 
-def _plan(page: IncidentPage) -> Context:
-    return {"page": page, **triage.plan_context(page)}
+def _evidence(page: IncidentPage, person: Person) -> Context:
+    return {**_buttons(page, person), **items_context(page.incident.dossier)}
 
 
-def _just_page(page: IncidentPage) -> Context:
+def _plan(page: IncidentPage, person: Person) -> Context:
+    return {**_buttons(page, person), **triage.plan_context(page)}
+
+
+def _just_page(page: IncidentPage, person: Person) -> Context:
     return {"page": page}
 
 
-FRAGMENTS: dict[str, Callable[[IncidentPage], Context]] = {
+FRAGMENTS: dict[str, Callable[[IncidentPage, Person], Context]] = {
     "answers": _answers,
     "evidence": _evidence,
     "plan": _plan,
@@ -107,8 +121,9 @@ def render_incident(
         {
             "page": page,
             "says": says,
+            "own_incident": incident.pk,
             "fragments": {
-                name: live.render(request, f"incidents/_{name}.html", context(page))
+                name: live.render(request, f"incidents/_{name}.html", context(page, person_of(request)))
                 for name, context in FRAGMENTS.items()
             },
             "opening": opening,
@@ -138,7 +153,7 @@ def incident_fragment(request: HttpRequest, incident_id: int, name: str) -> Http
     if name not in FRAGMENTS:
         raise Http404
     page = page_or_404(request, incident_id)
-    return live.answer(request, f"incidents/_{name}.html", FRAGMENTS[name](page))
+    return live.answer(request, f"incidents/_{name}.html", FRAGMENTS[name](page, person_of(request)))
 
 
 # The grid and the figure

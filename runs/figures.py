@@ -1,5 +1,6 @@
 """The figures of a run: its curves, and the rows that the run and the incident page share."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlencode
@@ -112,16 +113,66 @@ def add_curve(
     shown = [point for point in points if point["step"] >= stack.step_first]
     banded = False
     steps_in_view = stack.step_last - stack.step_first
-    if form in {"loss", "grad_norm"} and steps_in_view <= baseline.MAX_STEPS:
-        log = form == "grad_norm"
-        rules = policy.grad_norm if log else policy.spike
-        steps, low, middle, high = baseline.band(points, rules, log=log, step_first=stack.step_first)
+    if steps_in_view <= baseline.MAX_STEPS:
+        steps, low, middle, high = curve_band(points, form, policy, stack.step_first)
         if steps:
             stack.band(row, steps, low, high)
             stack.median(row, steps, middle)
             banded = True
     stack.curve(row, shown, words, form)
     return banded
+
+
+def curve_axis(
+    name: str,
+    points: Sequence[queries.Point],
+    step_first: int,
+    height: int,
+    *,
+    band: tuple[float, float] | None = None,
+) -> JSON:
+    """Return the axis of a curve: the range of the values in view, and three labels that fit.
+
+    Args:
+        height: of the row, in pixels.
+        band: lower and upper bound the newest value was judged by; in range, but never so that it
+            squeezes the values flat.
+    """
+    values = [v for point in points if (v := point["value"]) is not None and point["step"] >= step_first]
+    if not values:
+        return value_axis(showticklabels=False)
+    log = name in {"grad_norm", "lr"} and _positive(points)
+    low, high, middle = min(values), max(values), sorted(values)[len(values) // 2]
+    if band is not None:
+        low = min(low, max(band[0], low / 4)) if log else min(low, band[0])
+        high = max(high, band[1])
+    place = math.log10 if log else float
+    bottom, top = place(low), place(high)
+    span = (top - bottom) or max(abs(bottom) * 0.02, 1e-6)
+    pad = 0.18 * span
+    per_unit = height / (span + 2 * pad)
+    # Labels are 12 px tall: a middle one that would touch another goes.
+    ticks = [low, middle, high] if high > low else [low]
+    if len(ticks) == 3 and min(place(middle) - bottom, top - place(middle)) * per_unit < 12:
+        ticks = [low, high]
+    return value_axis(
+        type="log" if log else "linear",
+        range=[bottom - pad, top + pad],
+        tickmode="array",
+        tickvals=ticks,
+        ticktext=[formatting.metric(name, tick) for tick in ticks],
+    )
+
+
+def curve_band(
+    points: Sequence[queries.Point], form: str, policy: Policy, step_first: int
+) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Return the baseline of a series that a detector judges (loss; gradient norm in log), else nothing."""
+    if form not in {"loss", "grad_norm"}:
+        return [], [], [], []
+    log = form == "grad_norm"
+    rules = policy.grad_norm if log else policy.spike
+    return baseline.band(points, rules, log=log, step_first=step_first)
 
 
 def run_figure(
@@ -132,6 +183,7 @@ def run_figure(
     *,
     policy: Policy,
     marks: Sequence[tuple[int, str, bool]],
+    width: int,
 ) -> JSON:
     """Return the stack of a run: marks, loss, gradient norm, lr, loss scale, step time.
 
@@ -150,14 +202,13 @@ def run_figure(
     rows = [Row("marks", 17, axis={"range": [0, 1], "visible": False})]
     for name, _, _, height in RUN_ROWS:
         if name in have:
-            log = name == "lr" or (name == "grad_norm" and _positive(have[name]))
-            rows.append(Row(name, height, above=20, axis=value_axis(type="log" if log else "linear")))
+            rows.append(Row(name, height, above=20, axis=curve_axis(name, have[name], step_first, height)))
     if len(rows) == 1:
         rows.append(Row("loss", 160, above=20, axis=value_axis()))
     stack = Stack(
         rows, step_first=step_first, step_last=step_last, key=f"{run.pk}:{attempt}:{step_first}-{step_last}"
     )
-    stack.marks(stack.rows["marks"], marks, WIDE_PX)
+    stack.marks(stack.rows["marks"], marks, width)
     captions = {}
     for name, words, form, _ in RUN_ROWS:
         if name in have:

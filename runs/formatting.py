@@ -115,6 +115,20 @@ def size(value: int | None) -> str:
     raise AssertionError("unreachable")
 
 
+def amount(value: object) -> str:
+    """Return a large count of tokens or samples in SI prefixes: `75.5 G`, `45.7 M`; exact below 10,000."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return significant(value, 3)
+    if abs(value) < 10_000:
+        return count(int(value))
+    scaled = float(value)
+    for prefix in ("k", "M", "G", "T", "P"):
+        scaled /= 1000.0
+        if abs(scaled) < 999.5 or prefix == "P":
+            return f"{significant(scaled, 3)}{NBSP}{prefix}"
+    raise AssertionError("unreachable")
+
+
 def percent(part: float, whole: float) -> str:
     """Return a share: `61 %`; a decimal only for 1,000 things or more, and never rounded up to 100."""
     if whole <= 0:

@@ -171,4 +171,4 @@ def spark(points: list[Point], *, log: bool = False) -> Spark | None:
         for x, y in usable
     )
     bad = next((point["step"] for point in points if point["value"] is None and point["flag"]), None)
-    return Spark(text, None if bad is None else round(min((bad - first) / wide * SPARK_W, SPARK_W - 5), 1))
+    return Spark(text, None if bad is None else round(min((bad - first) / wide * SPARK_W, SPARK_W - 9), 1))

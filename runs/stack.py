@@ -116,6 +116,7 @@ class Stack:
             }
         )
         marks = nonfinite_runs(points)
+        near_end = self.step_last - 0.12 * (self.step_last - self.step_first)
         if marks:
             self.traces.append(
                 {
@@ -128,7 +129,9 @@ class Stack:
                     "text": [
                         f" {word}" + (f" × {number:,}" if number > 1 else "") for _, word, number in marks
                     ],
-                    "textposition": "middle right",
+                    "textposition": [
+                        "middle left" if step > near_end else "middle right" for step, _, _ in marks
+                    ],
                     "textfont": {"color": "var(--bad)", "size": 11},
                     "cliponaxis": False,
                     "name": f"{words} nonfinite",

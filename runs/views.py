@@ -8,7 +8,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from runs import figures, grid, live, overview, throttle
+from runs import figures, formatting, grid, live, overview, throttle
 from runs.access import visible_runs
 from runs.models import Attempt, Checkpoint, Person, PolicyVersion, Run, RunProgress, RunSecret, UnreadBody
 from runs.policies import policy_for
@@ -176,8 +176,12 @@ def _head_context(found: Run) -> dict[str, object]:
         Checkpoint.objects.filter(run=found).exclude(state="deleted").order_by("-attempt", "-step").first()
     )
     facts = [
-        (name, overview.latest(last, key)[0])
-        for name, key in (("lr", "lr"), ("tokens", "tokens"), ("loss scale", "loss_scale"))
+        (name, form(overview.latest(last, key)))
+        for name, key, form in (
+            ("lr", "lr", lambda value: value[0]),
+            ("tokens", "tokens", lambda value: formatting.amount(value[1])),
+            ("loss scale", "loss_scale", lambda value: value[0]),
+        )
         if key in last
     ]
     return {"run": found, "line": line, "facts": facts, "newest": newest}
@@ -212,6 +216,7 @@ def run_figure(request: HttpRequest, slug: str) -> HttpResponse:
         window.step_last,
         policy=policy_for(found.pk),
         marks=marks,
+        width=figures.plot_width(request.GET.get("width", "")),
     )
     figure["layout"]["meta"]["extent"] = [known.step_first, known.step_last]
     return JsonResponse(figure)

@@ -1,5 +1,6 @@
 """Template filters and tags over `runs.formatting`: the forms that the pages' contract fixes."""
 
+import re
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
@@ -43,6 +44,33 @@ def wordlist(words: str) -> list[str]:
 def get(mapping: dict[object, object], key: object) -> object:
     """Return `mapping[key]`, "" when it has none."""
     return mapping.get(key, "") if isinstance(mapping, dict) else ""
+
+
+@register.filter
+def dash(text: str) -> str:
+    """Return folded numbers with an en dash and blanks: `56–60, 62`."""
+    return re.sub(r"(?<=\d),(?=\d)", ", ", re.sub(r"(?<=\d)-(?=\d)", formatting.RANGE, text))
+
+
+@register.filter
+def spaced(name: str) -> str:
+    """Return a column name as words: `grad norm`."""
+    return name.replace("_", " ")
+
+
+@register.filter
+def brief(text: str, most: int = 130) -> str:
+    """Return a sentence short enough for the strip: what stands in brackets or after the first clause goes.
+
+    The whole of it stands further down the page.
+    """
+    if len(text) <= most:
+        return text
+    for end in (" (", "; ", ". "):
+        head, found, _ = text.partition(end)
+        if found and len(head) <= most:
+            return f"{head}."
+    return f"{text[:most].rsplit(' ', 1)[0]}…"
 
 
 @register.filter
