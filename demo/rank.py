@@ -42,7 +42,11 @@ class Trainer:
         self.job, self.rank = job, rank
         torch.manual_seed(job.seed * 1000 + rank)
         self.shard = data.Shard(job.root / "data")
-        self.model = DistributedDataParallel(Gpt(Shape(), job.seed), broadcast_buffers=False)
+        # Without looking for unused parameters DDP lays its buckets out anew after the first step of a
+        # launch, so that step sums in another order and a resumed run is equal only to the last bit but one.
+        self.model = DistributedDataParallel(
+            Gpt(Shape(), job.seed), broadcast_buffers=False, find_unused_parameters=True
+        )
         norms = LocalNorms(self.model)
         optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=job.learning_rate, betas=(0.9, 0.95), weight_decay=job.weight_decay

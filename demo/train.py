@@ -153,6 +153,9 @@ def _rank_main(job: Job, rank: int, store: Path, launcher: int) -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)
         if os.getppid() != launcher:
             raise SystemExit(1)
+    # Read when torch is imported: DDP warns on every launch that no parameter was unused (demo/rank.py
+    # says why it is asked to look).
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from demo.rank import run_rank
 
     code = 1
