@@ -97,7 +97,7 @@ class Checker:
         ]
         if not found:
             return False
-        expect("mode of the spike finding", found[-1]["mode"], mode)
+        expect("mode of the spike finding", found[0]["mode"], mode)
         expect("step of the spike's halt", found[-1]["step"], self.answer["halt_step"])
         return True
 

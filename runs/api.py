@@ -12,7 +12,7 @@ from runs import receiver, waiting
 from runs.access import PersonalToken, visible_runs
 from runs.directives import current, obedience
 from runs.keys import server_key
-from runs.models import Attempt, Run
+from runs.models import Attempt, Finding, Run
 from runs.problems import Problem
 
 router = Router(tags=["runs"])
@@ -199,6 +199,53 @@ def run(request: HttpRequest, run: str) -> Any:
         for attempt in Attempt.objects.filter(run=found).order_by("-number")[:100]
     ]
     return summary
+
+
+@router.get(
+    "/runs/{run}/findings", auth=PersonalToken(), response={200: dict[str, Any], 404: ProblemDocument}
+)
+def findings(request: HttpRequest, run: str, cursor: str = "", limit: int = PAGE) -> Any:
+    """List what detectors said of one run, newest first, by cursor on (created, id)."""
+    person = request.auth  # type: ignore[attr-defined]
+    found = visible_runs(person).filter(slug=run).first()
+    if found is None:
+        raise Problem(404, "unknown-run", f"There is no run {run!r} you may see.", field="run")
+    rows = Finding.objects.filter(run=found).order_by("-created_at", "-pk")
+    if cursor:
+        at, number = read_cursor(cursor)
+        rows = rows.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=number))
+    limit = max(1, min(limit, 500))
+    page = list(rows[: limit + 1])
+    more = len(page) > limit
+    page = page[:limit]
+    return {
+        "items": [
+            {
+                "id": str(row.pk),
+                "attempt": row.attempt,
+                "kind": row.kind,
+                "rule": row.rule,
+                "mode": row.mode,
+                "severity": row.severity,
+                "step": row.step,
+                "lanes": row.lanes,
+                "series": row.series,
+                "view": row.view,
+                "score": row.score,
+                "numbers": row.numbers,
+                "detail": row.detail,
+                "detector": row.detector,
+                "detector_version": row.detector_version,
+                "policy": row.policy_digest,
+                "backfill": row.backfill,
+                "occurred_at": _time(row.occurred_at),
+                "received_at": _time(row.received_at),
+                "incident": row.incident or None,
+            }
+            for row in page
+        ],
+        "next": make_cursor(page[-1].created_at, page[-1].pk) if more else None,
+    }
 
 
 def make_cursor(at: datetime, number: int) -> str:
