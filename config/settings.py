@@ -13,10 +13,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import plotly
 from django.core.exceptions import ImproperlyConfigured
 
+import andon
 from config import env
 from config.embedded import files, servers
 
 BASE_DIR = Path(__file__).resolve().parent.parent
+VERSION = andon.__version__
 DATA_DIR = Path(
     env.text(
         "ANDON_DATA_DIR",

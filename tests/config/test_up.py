@@ -111,7 +111,7 @@ def test_kill_9_leaves_no_process_and_the_next_start_works(up):
     assert up.processes() == {}
 
 
-@pytest.mark.parametrize("after_s", [0.5, 0.9, 1.3, 2.0])
+@pytest.mark.parametrize("after_s", [0.5, 1.0, 2.0])
 def test_kill_9_while_starting_leaves_no_process_and_the_next_start_works(up, after_s):
     up.start()
     time.sleep(after_s)
