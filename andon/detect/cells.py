@@ -409,7 +409,8 @@ def _first_layer(
     return chosen
 
 
-_BEFORE_BLOCKS = ("embed", "wte", "wpe", "tok_emb", "patch")
+# Beginnings of words, so that "unembed" (a head) is not taken for an embedding.
+_BEFORE_BLOCKS = ("emb", "wte", "wpe", "patch")
 
 
 def depth_key(layer: int | str) -> tuple[float, str]:
@@ -420,8 +421,8 @@ def depth_key(layer: int | str) -> tuple[float, str]:
     """
     if isinstance(layer, int):
         return (float(layer), "")
-    for piece in layer.replace("_", ".").replace("/", ".").split("."):
+    pieces = layer.lower().replace("_", ".").replace("/", ".").split(".")
+    for piece in pieces:
         if piece.isdigit():
             return (float(piece), layer)
-    lowered = layer.lower()
-    return (-1.0 if any(word in lowered for word in _BEFORE_BLOCKS) else float("inf"), layer)
+    return (-1.0 if any(piece.startswith(_BEFORE_BLOCKS) for piece in pieces) else float("inf"), layer)

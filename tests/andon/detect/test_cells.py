@@ -182,13 +182,14 @@ class TestLayers:
         assert found(table((5, 61, 0, B, True)), layers=self.layers(R, 3, step=6)).layer is None
 
     def test_depth_follows_the_block_number_and_ends_are_known(self):
-        names = ["lm_head", "layers.10.mlp", "h.2.attn", "tok_embeddings", "h_3_mlp"]
+        names = ["lm_head", "unembed", "layers.10.mlp", "h.2.attn", "tok_embeddings", "h_3_mlp"]
         assert sorted(names, key=depth_key) == [
             "tok_embeddings",
             "h.2.attn",
             "h_3_mlp",
             "layers.10.mlp",
             "lm_head",
+            "unembed",
         ]
 
 
