@@ -93,7 +93,7 @@ class _Canvas:
         np.maximum.at(self.pixels, at, codes[inside])
 
 
-def grid_states(  # noqa: PLR0917
+def grid_states(
     run: Run,
     attempt: int,
     step_first: int,

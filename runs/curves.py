@@ -48,7 +48,7 @@ FROM (SELECT * FROM one UNION ALL SELECT * FROM mean) AS every
 """
 
 
-def series(  # noqa: PLR0917
+def series(
     run: Run, attempt: int, names: list[str], step_first: int, step_last: int, max_points: int
 ) -> dict[str, list[Point]]:
     """Return series by name, at most about `max_points` points each.

@@ -135,7 +135,7 @@ def _take_clean(post: Post, first: dict[str, object], row: tuple[object, ...]) -
     return answers.accepted(first, directive, duplicate=False) if taken else None
 
 
-def _take_with_care(  # noqa: PLR0917
+def _take_with_care(
     post: Post,
     frame: Frame,
     looked: _Looked | None,

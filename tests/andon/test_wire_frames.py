@@ -81,7 +81,7 @@ class TestArrow:
             3,
         )
         assert frame.step.tolist() == [0, 1, 2]
-        assert frame.lane.tolist() == [0, 1, 2]
+        assert list(frame.lane) == [0, 1, 2]
         assert frame.time_ns.tolist() == [10**18] * 3
         assert frame.micro_batch.tolist() == [0, 1, 2]
         assert frame.rank.tolist() == [5, 6, 7]
@@ -336,7 +336,7 @@ def frames(draw) -> Frame:
         attempt=draw(st.integers(1, 9)),
         node=draw(st.none() | st.just("n1")),
         step=np.array(draw(ints), np.int64),
-        lane=lane,  # type: ignore[arg-type]
+        lane=lane,
         time_ns=draw(st.none() | ints.map(lambda v: np.array(v, np.int64))),
         metrics=metrics,
         missing=missing,

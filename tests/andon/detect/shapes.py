@@ -45,7 +45,7 @@ def block(steps: int, lanes: int, *, first_step: int = 0, stream: str = "rank", 
         if name in metrics
     }
     return Frame(
-        stream=stream,  # type: ignore[arg-type]
+        stream=stream,
         attempt=1,
         step=np.repeat(np.arange(first_step, first_step + steps, dtype=np.int64), lanes),
         lane=np.tile(np.arange(lanes, dtype=np.int32), steps),
