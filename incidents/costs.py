@@ -66,8 +66,10 @@ def step_time_s(run: Run, attempt: int) -> float | None:
     ]
     if said:
         return float(median(said))
-    first = {}
+    first: dict[int, datetime] = {}
     for step, occurred_at, _ in rows:
+        if step is None:
+            continue
         first[step] = min(occurred_at, first.get(step, occurred_at))
     steps = sorted(first)
     gaps = [

@@ -115,5 +115,5 @@ def _hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
 
 def known_recurrence(incident: Incident) -> Recurrence:
     """Return how this incident came back, as the reopening wrote it down; "none" for a first failure."""
-    found = incident.recurrence
-    return found if found in ("same_step", "other_step", "other_nodes", "same_node") else "none"
+    known: tuple[Recurrence, ...] = ("same_step", "other_step", "other_nodes", "same_node")
+    return next((kind for kind in known if kind == incident.recurrence), "none")

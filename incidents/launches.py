@@ -10,7 +10,7 @@ from django.dispatch import receiver
 from django.utils import timezone
 
 from incidents import costs, holding, ledger, opening, permits, plans, positions, rules, states
-from incidents.models import Incident, Permit, ResumeRequest
+from incidents.models import Incident, Permit, Plan, ResumeRequest
 from runs.directives import current, set_directive
 from runs.locks import lock_run
 from runs.models import Attempt, Checkpoint, Finding, Run, RunProgress
@@ -72,15 +72,20 @@ def on_checkpoint(sender: object, run: Run, checkpoint: Checkpoint, **kwargs: An
             )
 
 
-def watch_from(incident: Incident, plan: Any, watch_steps: int) -> int:
+def watch_from(incident: Incident, plan: Plan, watch_steps: int) -> int:
     """Return the step until which a resumed run is watched.
 
     From the step the run got to when it failed, not from the checkpoint: the steps it runs again are
     not yet past what failed.
     """
     numbers = plan.numbers
-    known = [numbers.get("last_bad_step"), incident.first_bad.get("step"), plan.checkpoint.get("step")]
-    return max([step for step in known if step is not None] or [numbers.get("halt_step") or 0]) + watch_steps
+    known: list[int | None] = [
+        numbers.get("last_bad_step"),
+        incident.first_bad.get("step"),
+        plan.checkpoint.get("step"),
+    ]
+    past = max([step for step in known if step is not None] or [numbers.get("halt_step") or 0])
+    return past + watch_steps
 
 
 def sweep_watching() -> int:
@@ -269,7 +274,7 @@ def _write_resumption(permit: Permit, attempt: Attempt) -> None:
     )
 
 
-def _after(plan: Any) -> tuple[dict[str, int | None] | None, dict[str, str]]:
+def _after(plan: Plan) -> tuple[dict[str, int | None] | None, dict[str, str]]:
     values = {name: plan.positions.get(name) for name in ledger.POSITIONS}
     if all(value is None for value in values.values()):
         return None, {"after": "the plan names no position: the ranks go on from memory"}

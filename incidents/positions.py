@@ -123,7 +123,7 @@ def _points(run: Run, attempt: int, name: str) -> list[tuple[int, int]]:
         .values_list("step", "data")[:2000]
     ):
         value = of_event(data).get(name)
-        if value is not None:
+        if value is not None and step is not None:
             points[step] = max(value, points.get(step, 0))
     return sorted(points.items(), reverse=True)
 

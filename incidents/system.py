@@ -1,13 +1,13 @@
 """Is Andon itself healthy, and the search of the frame."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from celery import current_app
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.db import connection
-from django.db.models import Min
+from django.db.models import Min, QuerySet
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -63,7 +63,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
         "unwatched": unwatched,
         "failed": Work.objects.filter(state=Work.State.FAILED).order_by("-id")[:FOUND],
         "probe": StoreProbe.objects.order_by("-probed_at").first(),
-        "version": settings.VERSION if hasattr(settings, "VERSION") else "",
+        "version": settings.VERSION,
     }
 
 
@@ -100,10 +100,11 @@ def _worker() -> Part:
     return Part("Worker", "done", f"finished work {formatting.ago(newest.finished_at, now)}", "")
 
 
-def _oldest_due() -> "object | None":
-    return Work.objects.filter(state=Work.State.DUE, not_before__lte=timezone.now()).aggregate(
-        oldest=Min("not_before")
-    )["oldest"]
+def _oldest_due() -> datetime | None:
+    oldest: datetime | None = Work.objects.filter(
+        state=Work.State.DUE, not_before__lte=timezone.now()
+    ).aggregate(oldest=Min("not_before"))["oldest"]
+    return oldest
 
 
 def _queue() -> Part:
@@ -124,7 +125,7 @@ def _vault() -> Part:
     return Part("Vault", "done", "answers and can be written", formatting.inert(store.name, 60))
 
 
-def _bodies(runs: "object") -> Part:
+def _bodies(runs: QuerySet[Run]) -> Part:
     number = UnreadBody.objects.filter(run__in=runs).count()
     if not number:
         return Part("Bodies that could not be read", "done", "none")

@@ -157,5 +157,5 @@ def _paint_spikes(canvas: _Canvas, run: Run, attempt: int) -> None:
     ).values_list("step", "lanes")[:10_000]
     for step, lanes in found:
         for lane in lanes:
-            if isinstance(lane, int) and canvas.ranks[0] <= lane <= canvas.ranks[1]:
+            if step is not None and isinstance(lane, int) and canvas.ranks[0] <= lane <= canvas.ranks[1]:
                 canvas.fill((step, step), (lane, lane), SPIKE)
