@@ -8,6 +8,7 @@ from django.utils.dateparse import parse_datetime
 
 from andon.policy import Policy
 from evidence.gates import Gate
+from evidence.queries import Counts
 from incidents import costs, diagnosis, firstbad, plans, rules
 from incidents.models import Incident, Plan, ResumeRequest
 from incidents.page import (
@@ -36,7 +37,7 @@ class Situation:
     directive: Directive | None
     held_since: datetime | None
     obedience: Obedience
-    counts: dict[str, int]
+    counts: Counts
     gate: Gate
     progress: RunProgress | None
     policy: Policy

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from evidence.queries import Counts
 from incidents.models import Incident
 from runs.models import Run
 
@@ -292,14 +293,15 @@ class IncidentLine:
     attempt: int
     state: str
     title: str
-    symptom: str
+    symptom: str  # in words
+    symptom_key: str  # key of the playbook's table
     severity: str
     held: bool
     opened_at: datetime
     first_bad: str
     lead: str
     acknowledged: bool
-    evidence: dict[str, int]
+    evidence: Counts
     directive: dict[str, Any]
     first_bad_document: dict[str, Any]
 

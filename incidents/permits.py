@@ -199,7 +199,8 @@ def _exchange(run: Run, incident_id: int, attempt: int, webhook_id: str) -> dict
         .order_by("-id")
         .first()
     )
-    if permit is None or permit.state == Permit.State.VOIDED:
+    asked_again = permit is not None and permit.state not in LIVE and live_request(incident) is not None
+    if permit is None or permit.state == Permit.State.VOIDED or asked_again:
         return _not_approved(incident, permit)
     if permit.state in (Permit.State.EXCHANGED, Permit.State.SPENT):
         return Refused("already-exchanged", _taken_words(permit))

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from evidence.gates import resume_gate
 from evidence.models import Item
-from evidence.queries import evidence_counts
+from evidence.queries import Counts, evidence_counts
 from incidents import answers, buttons, diagnosis, firstbad, permits, roles, rows, subjects
 from incidents.answers import Situation
 from incidents.models import Incident, LedgerRow, Note
@@ -214,7 +214,7 @@ def _situation(incident: Incident, now: datetime) -> Situation:
         directive=current(incident.run_id),
         held_since=held_since(incident.run_id),
         obedience=obedience(incident.run_id),
-        counts=dict(evidence_counts(incident.dossier)),  # type: ignore[call-overload]
+        counts=evidence_counts(incident.dossier),
         gate=resume_gate(incident.dossier),
         progress=RunProgress.objects.filter(run_id=incident.run_id).first(),
         policy=policy_for(incident.run_id),
@@ -224,7 +224,7 @@ def _situation(incident: Incident, now: datetime) -> Situation:
 
 def _line(
     incident: Incident,
-    counts: dict[int, dict[str, int]],
+    counts: dict[int, Counts],
     attempts: dict[tuple[int, int], Attempt],
     directives: dict[int, tuple[str, int]],
 ) -> IncidentLine:
@@ -239,6 +239,7 @@ def _line(
         state=incident.state,
         title=incident.title,
         symptom=diagnosis.words(incident.symptom).name,
+        symptom_key=incident.symptom,
         severity=incident.severity,
         held=incident.state in Incident.UNRESOLVED and kind != Directive.Kind.CONTINUE,
         opened_at=incident.opened_at,
@@ -251,11 +252,9 @@ def _line(
     )
 
 
-def _counts(dossiers: list[int]) -> dict[int, dict[str, int]]:
+def _counts(dossiers: list[int]) -> dict[int, Counts]:
     """Return `evidence_counts` of many dossiers in one query; a test compares the two."""
-    found: dict[int, dict[str, int]] = defaultdict(
-        lambda: {"required": 0, "held": 0, "sealed": 0, "missing": 0}
-    )
+    found: dict[int, Counts] = defaultdict(lambda: Counts(required=0, held=0, sealed=0, missing=0))
     items = Item.objects.filter(dossier_id__in=dossiers, required=True).exclude(
         state=Item.State.NOT_APPLICABLE
     )

@@ -32,7 +32,7 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
         checkpoint = {"uri": str(checkpoint)} if isinstance(checkpoint, str) else {"step": checkpoint}
     incident = states.unresolved(run.pk)
     why = str(data.get("reason") or f"{action}, as reported")
-    fields = {
+    fields: dict[str, Any] = {
         "step": step,
         "ranks": [int(rank) for rank in ranks] if ranks else None,
         "before": sides["before"],

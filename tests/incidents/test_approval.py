@@ -1,6 +1,7 @@
 """Request, approve, permit: who may, what voids, and every refusal in its words."""
 
 import time
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -40,7 +41,16 @@ def take(world, attempt=2, webhook_id="w-1"):
 class TestSubject:
     def test_it_names_what_the_rules_list_and_nothing_else(self, world):
         signed, _ = approval.subject(world.incident())
-        assert set(signed) == {"schema", "run", "incident", "attempt", "first_bad", "evidence", "plan", "policy"}
+        assert set(signed) == {
+            "schema",
+            "run",
+            "incident",
+            "attempt",
+            "first_bad",
+            "evidence",
+            "plan",
+            "policy",
+        }
         assert signed["first_bad"]["step"] == 1000
         assert signed["plan"]["checkpoint"]["digest"] == f"{900:064x}"
         assert {"kind", "name", "digest"} <= set(signed["evidence"][0])
@@ -131,7 +141,7 @@ class TestApprove:
     def test_the_directive_names_permit_and_plan_and_is_for_the_held_attempt(self, world, team):
         ask(world, team.mira)
         grant(world, team.jonas)
-        document = current_document(world.run.pk)
+        document: dict[str, Any] = current_document(world.run.pk)
         assert document["kind"] == "rollback"
         assert document["permit"] == str(world.permit().public_id)
         assert document["plan"]["checkpoint"]["step"] == 900
@@ -178,7 +188,10 @@ class TestApprove:
         assert world.incident().state == Incident.State.OPEN
         with pytest.raises(Refused) as refused:
             grant(world, team.jonas)
-        assert refused.value.says == "You approved; 1 of 2 approvals are there, somebody else must give the next."
+        assert (
+            refused.value.says
+            == "You approved; 1 of 2 approvals are there, somebody else must give the next."
+        )
         assert not Permit.objects.exists()
         grant(world, team.priya)
         assert world.incident().state == Incident.State.APPROVED

@@ -1,0 +1,169 @@
+"""The ledger: complete or refused, chained, and only ever added to."""
+
+import json
+
+import pytest
+from django.core.checks import run_checks
+from django.db import DatabaseError, connection, transaction
+from hypothesis import given
+from hypothesis import strategies as st
+
+from andon.wire import decode_events
+from incidents import ledger
+from incidents.canonical import canonical_bytes
+from incidents.models import LedgerRow
+from runs.models import Run
+from runs.signals import action_reported
+from tests.incidents.world import World
+
+POSITIONS = {"loader_position": 1, "consumed_samples": 2, "optimizer_step": 3, "schedule_position": 4}
+WHOLE = {
+    "action": "quarantine",
+    "why": "node-01 failed its canary",
+    "decided_by": "canary v1",
+    "step": 5,
+    "ranks": [0, 1],
+    "before": POSITIONS,
+    "after": POSITIONS,
+    "checkpoint": {"step": 4, "uri": "file:///c"},
+}
+
+
+@pytest.fixture
+def run(project):
+    return World(project).run
+
+
+@pytest.mark.django_db
+class TestComplete:
+    @pytest.mark.parametrize("field", ["step", "ranks", "before", "after", "checkpoint"])
+    def test_a_missing_field_is_refused_by_name_unless_it_says_why(self, run, field):
+        with pytest.raises(ledger.Incomplete, match=field):
+            ledger.append(run=run, **{**WHOLE, field: None})
+        row = ledger.append(run=run, **{**WHOLE, field: None}, none_because={field: "it has none"})
+        assert getattr(row, field) is None
+
+    def test_one_of_the_four_positions_needs_its_own_reason(self, run):
+        partial = {**POSITIONS, "schedule_position": None}
+        with pytest.raises(ledger.Incomplete, match=r"before\.schedule_position"):
+            ledger.append(run=run, **{**WHOLE, "before": partial})
+        ledger.append(
+            run=run, **{**WHOLE, "before": partial}, none_because={"before.schedule_position": "no lr"}
+        )
+
+    def test_a_blank_reason_is_none(self, run):
+        with pytest.raises(ledger.Incomplete):
+            ledger.append(run=run, **{**WHOLE, "step": None}, none_because={"step": "  "})
+
+    def test_a_skip_says_how_many_samples(self, run):
+        with pytest.raises(ledger.Incomplete, match="samples_skipped"):
+            ledger.append(run=run, **{**WHOLE, "action": "skip"})
+
+
+@pytest.mark.django_db
+class TestChain:
+    def rows(self, run, n=4):
+        return [ledger.append(run=run, **WHOLE) for _ in range(n)]
+
+    def change(self, sql: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # no table with pending checks is altered
+            cursor.execute("ALTER TABLE incidents_ledgerrow DISABLE TRIGGER USER")
+            cursor.execute(sql)
+            cursor.execute("ALTER TABLE incidents_ledgerrow ENABLE TRIGGER USER")
+
+    def test_it_verifies(self, run):
+        self.rows(run)
+        assert ledger.verify(run) == []
+        assert [row.seq for row in run.ledger.all()] == [1, 2, 3, 4]
+
+    def test_a_changed_row_is_found(self, run):
+        self.rows(run)
+        self.change("UPDATE incidents_ledgerrow SET why = 'nothing happened' WHERE seq = 2")
+        assert ledger.verify(run) == ["row 2 was changed after it was written: its digest does not fit"]
+
+    def test_a_row_taken_out_is_found(self, run):
+        self.rows(run)
+        self.change("DELETE FROM incidents_ledgerrow WHERE seq = 2")
+        assert ledger.verify(run) == ["row 2 is missing: the next one found is row 3"]
+
+    def test_a_row_with_a_new_digest_of_its_own_breaks_the_next(self, run):
+        rows = self.rows(run)
+        rows[1].why = "nothing happened"
+        digest = ledger.row_digest(rows[1], run.slug)
+        self.change(
+            f"UPDATE incidents_ledgerrow SET why = 'nothing happened', digest = '{digest}' WHERE seq = 2"
+        )
+        assert ledger.verify(run) == ["row 3 names another row before it than row 2"]
+
+    @pytest.mark.parametrize(
+        "sql",
+        [
+            "UPDATE incidents_ledgerrow SET why = ''",
+            "DELETE FROM incidents_ledgerrow",
+            "TRUNCATE incidents_ledgerrow",
+        ],
+    )
+    def test_nobody_may_change_it(self, run, sql):
+        self.rows(run, 1)
+        with connection.cursor() as cursor:
+            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            with pytest.raises(DatabaseError, match="append-only"), transaction.atomic():
+                cursor.execute(sql)
+        assert LedgerRow.objects.count() == 1
+
+    def test_a_missing_trigger_is_reported_by_the_check(self, run):
+        assert not [e for e in run_checks(databases=["default"]) if e.id == "incidents.E001"]
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE incidents_ledgerrow DISABLE TRIGGER incidents_ledgerrow_append_only")
+        found = [e for e in run_checks(databases=["default"]) if e.id == "incidents.E001"]
+        assert "incidents_ledgerrow_append_only" in found[0].msg
+
+    def test_a_step_beyond_what_json_numbers_hold_still_chains(self, run):
+        ledger.append(run=run, **{**WHOLE, "step": 2**63 - 1})
+        assert ledger.verify(run) == []
+
+
+@given(st.dictionaries(st.text(), st.one_of(st.integers(), st.floats(), st.text(), st.none(), st.booleans())))
+def test_canonical_bytes_do_not_depend_on_the_order_of_names(value):
+    turned = dict(reversed(list(value.items())))
+    assert canonical_bytes(value) == canonical_bytes(turned)
+
+
+@pytest.mark.django_db
+class TestReportedActions:
+    def report(self, run, **data):
+        body = {"type": "action", "step": 40, "ranks": "0-3", "attempt": 1, "data": data}
+        decoded = decode_events(json.dumps(body).encode(), "application/json")
+        assert not decoded.refused, decoded.refused
+        with transaction.atomic():
+            action_reported.send(sender=Run, run=run, event=decoded.events[0][1])
+
+    def test_a_rollback_by_the_supervisor_becomes_a_row(self, run):
+        self.report(
+            run,
+            action="rollback",
+            loader_before=1440,
+            loader_after=960,
+            checkpoint="file:///c/30",
+            reason="node lost",
+            detector="supervisor",
+        )
+        row = LedgerRow.objects.get(run=run)
+        assert (row.action, row.step, row.ranks, row.attempt) == ("rollback", 40, [0, 1, 2, 3], 1)
+        assert row.before["loader_position"] == 1440
+        assert row.none_because["before.optimizer_step"] == "the reporter named the loader position only"
+        assert row.none_because["steps_lost"] == "the reporter did not say"
+        assert ledger.verify(run) == []
+
+    def test_what_it_has_none_of_is_kept_with_its_reason(self, run):
+        self.report(
+            run,
+            action="hold",
+            checkpoint="file:///c/30",
+            detector={"name": "spike", "numbers": {"z": 13.0}},
+            reason_none={"loader": "no loader yet"},
+        )
+        row = LedgerRow.objects.get(run=run)
+        assert row.none_because["before"] == row.none_because["after"] == "no loader yet"
+        assert row.decided_by == "spike"

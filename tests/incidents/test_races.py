@@ -1,0 +1,164 @@
+"""Twenty people and machines at once: never two live permits, never one for an unapproved plan."""
+
+import contextlib
+import random
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from django.db import connections
+from django.utils import timezone
+
+from evidence.models import Item
+from incidents import actions, approval, launches, ledger, review
+from incidents.canonical import sha256
+from incidents.models import Approval, Incident, LedgerRow, Permit
+from incidents.refused import Refused
+from tests.incidents.world import World
+
+THREADS = 20
+ROUNDS = 5
+
+
+def at_once(*calls: Callable[[], object]) -> tuple[list[object], list[Exception]]:
+    """Run every call in a thread of its own, started together; returns results and what was raised."""
+    start = threading.Barrier(len(calls))
+    results: list[object] = []
+    raised: list[Exception] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            start.wait(20)
+            results.append(call())
+        except Exception as error:
+            raised.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads), "a deadlock that the database did not end"
+    return results, raised
+
+
+def unexpected(raised: list[Exception]) -> list[Exception]:
+    return [error for error in raised if not isinstance(error, Refused)]
+
+
+def check(world: World) -> None:
+    live = Permit.objects.filter(run=world.run, state__in=["issued", "exchanged"])
+    assert live.count() <= 1
+    for permit in Permit.objects.filter(run=world.run).select_related("request"):
+        request = permit.request
+        approvals = list(Approval.objects.filter(request=request))
+        assert len(approvals) >= request.approvers_needed
+        assert {one.digest for one in approvals} == {sha256(request.subject)}
+        plan = request.subject["plan"]
+        assert permit.document["checkpoint"]["step"] == plan["checkpoint"]["step"]
+    for permit in live:
+        incident = world.incident()
+        if permit.state == "issued":
+            # Not taken yet: what was approved is still what would be signed now, or a void is due at
+            # the exchange, which checks again.
+            assert incident.state == Incident.State.APPROVED
+    assert ledger.verify(world.run) == []
+
+
+@pytest.mark.django_db(transaction=True)
+class TestRaces:
+    def test_twenty_exchanges_hand_one_permit_to_one_post(self, world, team):
+        incident = world.incident()
+        digest = approval.subject(incident)[1]
+        approval.request_resume(incident=incident, person=team.mira, digest=digest)
+        approval.approve(incident=incident, person=team.jonas, digest=digest)
+        calls = [
+            lambda n=n: approval.exchange(
+                run=world.run, incident_id=incident.pk, attempt=2, webhook_id=f"supervisor-{n % 10}"
+            )
+            for n in range(THREADS)
+        ]
+        results, raised = at_once(*calls)
+        assert unexpected(raised) == []
+        # Each id posted twice: the one that won got it both times, every other was told.
+        assert len(results) == 2
+        assert results[0] == results[1]
+        assert {error.code for error in raised if isinstance(error, Refused)} == {"already-exchanged"}
+        assert LedgerRow.objects.filter(action="permit").count() == 1
+
+    def test_two_approvals_at_once_issue_one_permit(self, world, team):
+        incident = world.incident()
+        digest = approval.subject(incident)[1]
+        approval.request_resume(incident=incident, person=team.tomas, digest=digest)
+        results, raised = at_once(
+            *[
+                lambda who=who: approval.approve(incident=world.incident(), person=who, digest=digest)
+                for who in (team.mira, team.jonas, team.priya)
+            ]
+        )
+        assert unexpected(raised) == []
+        assert len(results) == 1
+        assert Permit.objects.count() == 1
+
+    def test_approvals_edits_evidence_late_values_and_exchanges_mixed(self, world, team):
+        rng = random.Random(20)
+        people = [team.mira, team.jonas, team.priya, team.tomas]
+        issued = 0
+        for turn in range(ROUNDS):
+            # Each round begins with a request, so that the race is about what becomes of it.
+            with contextlib.suppress(Refused):
+                approval.request_resume(
+                    incident=world.incident(),
+                    person=team.tomas,
+                    digest=approval.subject(world.incident())[1],
+                )
+            late = [world.finding("loss_spike", step=1003 + turn, send=False) for _ in range(4)]
+
+            def request():
+                incident = world.incident()
+                return approval.request_resume(
+                    incident=incident, person=rng.choice(people), digest=approval.subject(incident)[1]
+                )
+
+            def approve():
+                incident = world.incident()
+                return approval.approve(
+                    incident=incident, person=rng.choice(people), digest=approval.subject(incident)[1]
+                )
+
+            def edit():
+                return actions.change_plan(
+                    incident=world.incident(), person=team.tomas, checkpoint_step=rng.choice([800, 900])
+                )
+
+            def evidence():
+                items = Item.objects.filter(dossier=world.incident().dossier, kind="norms")
+                return items.update(digest=f"{rng.randrange(4):064x}")
+
+            def exchange():
+                return approval.exchange(
+                    run=world.run,
+                    incident_id=world.incident().pk,
+                    attempt=2,
+                    webhook_id=f"supervisor-{rng.randrange(3)}",
+                )
+
+            def reviewed():
+                return review.again(world.incident().pk)
+
+            mixed = [request, approve, approve, edit, evidence, exchange, exchange, reviewed]
+            if turn == 0:
+                mixed = [approve, exchange]  # at least one round gets as far as a permit
+            calls = [rng.choice(mixed) for _ in range(THREADS - len(late))]
+            calls += [partial(world.tell, row) for row in late]
+            _, raised = at_once(*calls)
+            assert unexpected(raised) == []
+            check(world)
+            issued = Permit.objects.count()
+            Permit.objects.filter(state__in=["issued", "exchanged"]).update(expires_at=timezone.now())
+            launches.sweep_expired()
+            assert world.directive() == "hold"
+        assert issued > 0, "the race never got as far as a permit: it tested nothing"
