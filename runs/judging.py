@@ -263,7 +263,9 @@ def _hold_anyway(run_id: int, policy: Policy) -> None:
     """Hold the run if nothing holds it. A number taken by another is that other's newer directive."""
     for _ in range(5):
         directive = directives.current(run_id)
-        if directive is not None and directive.kind == Directive.Kind.HOLD:
+        # `rollback` and `resume` hold too, until their permit is used: a late value of the attempt
+        # that is already held must not end an approval.
+        if directive is not None and directive.kind != Directive.Kind.CONTINUE:
             return
         try:
             with transaction.atomic():
