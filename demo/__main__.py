@@ -245,8 +245,9 @@ def main() -> int:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGHUP, interrupt)
+    # SIGINT too: a shell that starts this in the background hands it down ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
     try:
         demo = Demo(live=live, speed=float(os.environ.get("SPEED", "1")))
     except CannotStart as error:

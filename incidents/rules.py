@@ -108,18 +108,19 @@ def title(
 
     Args:
         finding: the leading one; None for a hold by a person.
-        ranks: how many ranks are first bad; 0: the rank is not known.
+        ranks: how many ranks are first bad; 0: the rank is not known. Where they are known the title
+            names them, also when the finding that leads is about the weights they spoilt.
         world_size: ranks of the attempt, None: not reported.
         spread: how many ranks went bad in the end.
     """
     if held_by_hand or finding is None:
         return "Held by hand"
     kind = finding.kind
-    if kind == "nonfinite_state":
+    if kind == "nonfinite_state" and ranks == 0:
         return f"{value_word(finding)} in weights or optimizer state"
     if kind == "nonfinite_skipped":
         return "Nonfinite steps skipped" if finding.severity == "halt" else "One nonfinite step skipped"
-    if kind == "nonfinite":
+    if kind in ("nonfinite", "nonfinite_state"):
         return _nonfinite_title(value_word(finding), ranks, world_size, spread)
     return _TITLES.get(kind) or _spike_title(finding)
 

@@ -138,7 +138,7 @@ _GROUPS = """
 SELECT step, phase, stream, series, value, view, skipped, min(received_at), array_agg(lane)
 FROM runs_firstbad WHERE run_id = %s AND attempt = %s
 GROUP BY step, phase, stream, series, value, view, skipped
-ORDER BY skipped, step, view = 'reduced', phase, stream LIMIT %s
+ORDER BY skipped, step, view = 'reduced', phase, stream = 'layer' LIMIT %s
 """
 
 
