@@ -125,6 +125,8 @@ def _not_understood() -> Problem:
 
 def _taken(post: Post, known: KnownRun, take: Take) -> HttpResponse:
     try:
+        if not post.body:
+            raise wire.WireError(400, "undecodable", "the post has no body", "body")
         return take(post, known)
     except wire.WireError as error:
         # The receipt comes before the body: a repeat is answered as such even if this copy cannot

@@ -1,5 +1,6 @@
 """Statements of the ingest transaction that every post shares."""
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -62,11 +63,11 @@ def find_receipt(run_id: int, webhook_id: str) -> Receipt | None:
     """Return the receipt of an id, None when it was never accepted."""
     with raw_cursor() as cursor:
         cursor.execute(
-            "SELECT body_sha256, answer FROM runs_receipt WHERE run_id = %s AND webhook_id = %s",
+            "SELECT body_sha256, answer::text FROM runs_receipt WHERE run_id = %s AND webhook_id = %s",
             (run_id, webhook_id),
         )
         row = cursor.fetchone()
-    return None if row is None else Receipt(bytes(row[0]), row[1])
+    return None if row is None else Receipt(bytes(row[0]), json.loads(row[1]))
 
 
 def directive_text(run_id: int) -> str | None:
