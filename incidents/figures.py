@@ -73,7 +73,11 @@ def incident_figure(
 
     rows = [
         Row("marks", 17, axis={"range": [0, 1], "visible": False, "fixedrange": True}),
-        Row("grid", height, axis=figures.rank_axis(window, height, nodes, ranks)),
+        Row(
+            "grid",
+            height,
+            axis=figures.rank_axis(window, height, nodes, ranks, characters=8 if narrow else 10),
+        ),
     ]
     if layer is not None:
         names, _ = layer

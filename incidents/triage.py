@@ -72,7 +72,7 @@ class Numbers:
 
 
 def numbers(page: IncidentPage, policy: Policy) -> list[Numbers]:
-    """Return the findings of an incident with the numbers the detectors used and the bounds they judged by."""
+    """Return the findings of an incident with the numbers detectors used and the bounds they judged by."""
     rows = []
     for finding in page.findings:
         rules = policy.grad_norm if finding.series == "grad_norm" else policy.spike

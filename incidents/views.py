@@ -8,6 +8,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from evidence.listing import item_lines, ticks
 from evidence.views import items_context
 from incidents import figures, ledger, queries, roles, triage
 from incidents.models import Incident, LedgerRow
@@ -81,7 +82,7 @@ def _buttons(page: IncidentPage, person: Person) -> Context:
 
 
 def _answers(page: IncidentPage, person: Person) -> Context:
-    return {**_buttons(page, person), "ticks": items_context(page.incident.dossier)["ticks"]}
+    return {**_buttons(page, person), "ticks": ticks(item_lines(page.incident.dossier))}
 
 
 def _evidence(page: IncidentPage, person: Person) -> Context:

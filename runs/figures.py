@@ -55,9 +55,19 @@ def tile_url(path: str, window: grid.Window, *, width: int, height: int, theme: 
 
 
 def rank_axis(
-    window: grid.Window, height: int, nodes: Sequence[tuple[str, list[int], list[str]]], strong: Sequence[int]
+    window: grid.Window,
+    height: int,
+    nodes: Sequence[tuple[str, list[int], list[str]]],
+    strong: Sequence[int],
+    *,
+    characters: int = 10,
 ) -> JSON:
-    """Return the grid's y axis: nodes (or ranks when unknown) at their middle, few enough to read."""
+    """Return the grid's y axis: nodes (or ranks when unknown) at their middle, few enough to read.
+
+    Args:
+        strong: ranks whose node is named in bold and never left out.
+        characters: that fit the gutter; of a longer name the end is kept, where nodes differ.
+    """
     per_rank = height / window.ranks
     every = LABEL_EVERY_PX if window.ranks <= 256 else LABEL_EVERY_MANY_PX
     values: list[float] = []
@@ -77,7 +87,7 @@ def rank_axis(
                 # The node of the first-bad cell always has its name.
                 values.pop()
                 texts.pop()
-            text = formatting.figure_text(name[:10] if len(name) <= 10 else f"{name[:8]}…")
+            text = formatting.figure_text(name if len(name) <= characters else f"…{name[1 - characters :]}")
             values.append(middle)
             texts.append(f"<b>{text}</b>" if bold else text)
             last_px = at_px

@@ -91,7 +91,8 @@ def z_score(value: object) -> str:
         return word
     if not isinstance(value, int | float):
         return inert(value)
-    return f"{float(value):,.1f}".replace("-", MINUS)
+    # Adding 0.0 turns a rounded −0.0 into 0.0.
+    return f"{round(float(value), 1) + 0.0:,.1f}".replace("-", MINUS)
 
 
 def metric(name: str, value: object) -> str:
@@ -110,6 +111,7 @@ def size(value: int | None) -> str:
     for unit in ("kB", "MB", "GB", "TB", "PB"):
         amount /= 1000.0
         text = f"{amount:.1f}".removesuffix(".0") if abs(amount) < 9.95 else f"{amount:.0f}"
+        # 999,999,999 rounds to 1000 MB, which is 1 GB.
         if abs(float(text)) < 1000 or unit == "PB":
             return f"{text}{NBSP}{unit}".replace("-", MINUS)
     raise AssertionError("unreachable")

@@ -314,7 +314,6 @@ class Stack:
             "dragmode": "zoom",
             "uirevision": self._key,
             "separators": ".,",
-            "transition": {"duration": 0},
             "colorway": ["var(--curve)"],
             "hoverlabel": {
                 "bgcolor": "var(--surface)",

@@ -103,10 +103,10 @@ def train(run, secret, *, ranks, steps, layers=12, bad_rank=None, spread=True, p
     first = max(1, (bad or steps) - 330)
     clean = np.arange(first, bad or steps + 1)
     for chunk in np.array_split(clean, max(1, len(clean) * ranks // 400_000 + 1)):
-        step = np.repeat(chunk, ranks)
+        cells = np.repeat(chunk, ranks)
         lane = np.tile(every, len(chunk))
-        values = (2.1 + numbers.normal(0, 0.05, len(step))).astype(np.float32)
-        post_frame(run, secret, "rank", 1, step, lane, {"loss": values})
+        values = (2.1 + numbers.normal(0, 0.05, len(cells))).astype(np.float32)
+        post_frame(run, secret, "rank", 1, cells, lane, {"loss": values})
     names = [f"layers.{n}.attn.qkv" for n in range(layers)]
     rows = np.exp(numbers.normal(-1, 0.06, (len(clean), layers)))
     if bad is not None and layers > 6:
@@ -246,13 +246,15 @@ def acknowledge_hold(run, secret, *, ranks, step):
     post_events(run, secret, [{"type": "directive.ack", "attempt": 1, "step": step, "data": data}])
 
 
-def failing_run(slug="pt-13b-web3", *, ranks=64, steps=700, root="/tmp", bad_rank=None):
+def failing_run(
+    slug="pt-13b-web3", *, ranks=64, steps=700, root="/tmp", bad_rank=None, saved=(300, 400, 500, 600)
+):
     """Make a run that failed and is held; returns (run, secret, first-bad step)."""
     from runs.actions import create_run
 
     made = create_run(name=slug)
     bad_rank = ranks - 3 if bad_rank is None else bad_rank
-    checkpoints(made.run, Path(root) / slug, steps=[step for step in (300, 400, 500, 600) if step < steps])
+    checkpoints(made.run, Path(root) / slug, steps=[step for step in saved if step < steps])
     bad = train(slug, made.secret, ranks=ranks, steps=steps, bad_rank=bad_rank)
     acknowledge_hold(slug, made.secret, ranks=ranks, step=bad + 1)
     work_through()

@@ -1,0 +1,232 @@
+"""The pages in a real browser: drawn, live, reachable by keyboard, and never wider than a phone."""
+
+import re
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from django.db import connections
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+# The elements that reach past the right edge, apart from what may scroll by itself.
+TOO_WIDE = """Array.from(document.querySelectorAll('body *'))
+    .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+    .map(e => e.tagName + ' ' + e.textContent.trim().slice(0, 40)).slice(-5)"""
+
+pytestmark = [
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="not run: needs chromium (apt-packages.txt)"),
+]
+
+
+@pytest.fixture(scope="session")
+def _collected():
+    """Scripts and styles where the server serves them from."""
+    from django.core.management import call_command
+
+    call_command("collectstatic", interactive=False, verbosity=0)
+
+
+@pytest.fixture
+def browser(monkeypatch, _collected):
+    """A headless Chromium."""
+    # Playwright's own event loop must not make Django think that this is asynchronous code.
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield started
+        started.close()
+        # Under Playwright's loop Django keeps a connection of its own, which nobody else would close.
+        connections.close_all()
+
+
+def _note(complaints, line):
+    # A request that a test aborts on purpose is reported by the browser as an error of the network.
+    if line.type == "error" and "net::ERR_FAILED" not in line.text:
+        complaints.append(line.text)
+
+
+@pytest.fixture
+def open_page(browser, live_server):
+    """Open a page as a person; what the console complained of fails the test at its end."""
+    complaints: list[str] = []
+
+    def opened(name, path, *, width=1440, height=900, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda line: _note(complaints, line))
+        page.goto(f"{live_server.url}/sign-in?next={path}")
+        page.fill("#username", name)
+        page.fill("#password", f"{name}-password")
+        page.click("button.main")
+        page.wait_for_load_state("networkidle")
+        return page
+
+    yield opened
+    assert complaints == []
+
+
+def until(page, expression, seconds=30):
+    """Wait until `expression` is true. (Playwright's own wait polls by eval, which our CSP forbids.)"""
+    end = time.monotonic() + seconds
+    while not page.evaluate(expression):
+        assert time.monotonic() < end, f"never true: {expression}"
+        page.wait_for_timeout(100)
+
+
+def drawn(page):
+    """Wait until the stack is drawn and its exact cells are known."""
+    page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)
+    until(page, "document.querySelector('[data-legend] b').textContent !== ''")
+
+
+def test_hover_and_keys_name_the_right_cell(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    read = page.locator("#read")
+    box = page.locator(".cells").bounding_box()
+    shown = page.evaluate("document.querySelector('.plot').layout.meta.steps")
+    steps = shown[1] - shown[0] + 1
+    x = box["x"] + (incident.step - shown[0] + 0.5) / steps * box["width"]
+    y = box["y"] + (13 + 0.5) / 16 * box["height"]
+    page.mouse.move(x - 40, y - 60)
+    page.mouse.move(x, y)
+    until(page, "document.querySelector('#read').textContent.includes('rank 13 on node-01')")
+    assert re.search(
+        rf"step {incident.step}, rank 13 on node-01, GPU 5: nonfinite in backward", read.inner_text()
+    )
+    until(page, "document.querySelector('#read').textContent.includes('loss 2.113')")
+
+    page.keyboard.press("f")
+    until(page, "document.activeElement.getAttribute('role') === 'application'")
+    page.keyboard.press("ArrowUp")
+    assert f"step {incident.step}, rank 12" in read.inner_text()
+    page.keyboard.press("n")
+    assert "rank 13" in read.inner_text() or f"step {incident.step + 1}" in read.inner_text()
+
+
+def test_the_tile_in_the_figure_is_the_one_the_server_made(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}", theme="dark")
+    drawn(page)
+    sources = page.evaluate(
+        "document.querySelector('.plot').data.filter(t => t.type === 'image').map(t => t.source.slice(0, 22))"
+    )
+    assert sources == ["data:image/png;base64,"] * 2
+    assert page.evaluate("document.querySelector('.plot').data[0].meta.tile").count("theme=dark") == 1
+
+
+def test_zoom_keeps_the_view_in_the_address_and_the_ring(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    page.focus(".cells")
+    page.keyboard.press("+")
+    until(page, "new URLSearchParams(location.search).get('steps') !== null")
+    until(page, "document.querySelector('.plot').layout.meta.steps[0] > 60")
+    rings = page.evaluate(
+        "document.querySelector('.plot').layout.shapes.filter(s => s.type === 'circle').length"
+    )
+    assert rings >= 2
+    page.click("[data-zoom=first]")
+    until(page, "new URLSearchParams(location.search).get('steps') === null")
+
+
+def test_a_change_by_another_person_appears_without_reloading(open_page, alice, incident):
+    from incidents import actions
+
+    page = open_page("bob", f"/incidents/{incident.id}")
+    assert "nobody has acknowledged it" in page.inner_text("#answers")
+    page.evaluate("window.same = true")
+    actions.acknowledge(incident=incident.row, person=alice)
+    until(page, "document.querySelector('#answers').textContent.includes('acknowledged by alice')")
+    assert page.evaluate("window.same")
+
+
+def test_a_part_that_holds_an_edited_form_is_not_swapped(open_page, alice, incident):
+    from incidents import actions
+
+    page = open_page("bob", f"/incidents/{incident.id}")
+    page.evaluate("document.querySelectorAll('#plan details').forEach(d => { d.open = true })")
+    page.fill("#plan-why", "half a sentence")
+    actions.change_plan(incident=incident.row, person=alice, kind="rollback_and_replay", why="other hands")
+    until(page, "document.querySelector('#plan').textContent.includes('Changed since you opened it')")
+    assert page.input_value("#plan-why") == "half a sentence"
+
+
+def test_keys_reach_every_page_and_list_themselves(open_page, incident):
+    page = open_page("bob", "/runs")
+    page.keyboard.press("?")
+    assert page.locator("#keys").is_visible()
+    page.keyboard.press("Escape")
+    until(page, "!document.getElementById('keys').open")
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "find"
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/gpt-16")
+    page.keyboard.press("g")
+    page.keyboard.press("i")
+    page.wait_for_url("**/incidents")
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_no_page_scrolls_sideways_on_a_phone(open_page, incident, width):
+    page = open_page("bob", "/runs", width=width, height=844)
+    for path in (
+        "/runs",
+        "/runs/gpt-16",
+        "/incidents",
+        f"/incidents/{incident.id}",
+        f"/incidents/{incident.id}/approve",
+        "/vault",
+        f"/vault/{incident.row.dossier_id}",
+        "/runs/gpt-16/ledger",
+        "/system",
+        "/search?q=gpt",
+    ):
+        page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
+        page.wait_for_load_state("networkidle")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= width, f"{path} is {wide} px wide: {page.evaluate(TOO_WIDE)}"
+
+
+def test_a_phone_shows_the_four_answers_and_the_main_button_at_once(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}", width=390, height=844)
+    main = page.locator(".act .btn.main")
+    assert main.inner_text() == "Acknowledge"
+    assert main.bounding_box()["height"] >= 44
+    last = page.locator(".answers > div").nth(3).bounding_box()
+    assert last["y"] + last["height"] < main.bounding_box()["y"] + 1
+
+
+def test_the_stack_says_when_it_cannot_be_loaded_and_tries_again(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    page.route("**/figure.json**", lambda route: route.abort())
+    page.focus(".cells")
+    page.keyboard.press("-")
+    page.wait_for_selector(".problem")
+    assert "Could not load" in page.inner_text(".problem")
+    page.unroute("**/figure.json**")
+    page.click(".problem button")
+    page.wait_for_selector(".problem", state="detached")
+
+
+def test_an_empty_server_shows_what_to_do_first(open_page, alice):
+    page = open_page("alice", "/runs")
+    assert "No runs yet" in page.inner_text("main")

@@ -1,0 +1,540 @@
+"""Every page says the words a person needs, to those who may read them, and to nobody else."""
+
+import json
+import re
+
+import pytest
+from django.core.cache import cache
+from django.test import Client
+
+from evidence.models import Item
+from incidents.models import Incident, Note
+from runs.actions import create_run
+from runs.models import Directive, Run, RunProgress, UnreadBody
+from tests.pages import seed
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PAGES = [
+    "",
+    "/parts/answers",
+    "/parts/evidence",
+    "/parts/plan",
+    "/parts/timeline",
+    "/parts/ledger",
+    "/approve",
+]
+DATA = ["/grid.png", "/layers.png", "/figure.json", "/cells.json", "/cell.json?step=1&rank=1"]
+
+
+@pytest.fixture(autouse=True)
+def _no_failures_from_another_test():
+    cache.clear()
+
+
+def text_of(response):
+    """Return a page's words: no tags, folded blanks."""
+    html = re.sub(
+        r"<(script|style|template|title)\b.*?</\1>", " ", response.content.decode(), flags=re.DOTALL
+    )
+    plain = re.sub(r"<[^>]+>", " ", html).replace("&#x27;", "'").replace("&amp;", "&")
+    return re.sub(r"\s+", " ", plain)
+
+
+class TestSignIn:
+    def test_a_visitor_is_sent_to_sign_in_and_then_where_the_link_pointed(self, alice):
+        client = Client()
+        first = client.get("/incidents?state=open")
+        assert first.status_code == 302
+        assert first["Location"] == "/sign-in?next=/incidents%3Fstate%3Dopen"
+        done = client.post(
+            "/sign-in", {"username": "alice", "password": "alice-password", "next": "/incidents?state=open"}
+        )
+        assert done["Location"] == "/incidents?state=open"
+
+    @pytest.mark.parametrize(
+        "target", ["https://evil.example/", "//evil.example", "javascript:alert(1)", "\\\\evil"]
+    )
+    def test_next_never_leaves_this_server(self, alice, target):
+        done = Client().post("/sign-in", {"username": "alice", "password": "alice-password", "next": target})
+        assert done["Location"] == "/runs"
+
+    @pytest.mark.parametrize("pair", [("alice", "wrong"), ("nobody", "alice-password"), ("", "")])
+    def test_every_wrong_pair_gets_the_same_sentence(self, alice, pair):
+        answer = Client().post("/sign-in", {"username": pair[0], "password": pair[1]})
+        assert answer.status_code == 400
+        assert "That name and password do not fit." in text_of(answer)
+
+    def test_guessing_is_slowed_and_says_for_how_long(self, alice):
+        client = Client()
+        for _ in range(5):
+            client.post("/sign-in", {"username": "Alice", "password": "wrong"})
+        answer = client.post("/sign-in", {"username": "alice", "password": "alice-password"})
+        assert answer.status_code == 429
+        assert 0 < int(answer["Retry-After"]) <= 60
+        assert f"Try again in {answer['Retry-After']} s" in text_of(answer)
+        assert "_auth_user_id" not in client.session
+
+    def test_signing_out_needs_a_post(self, as_alice):
+        assert as_alice.get("/sign-out").status_code == 405
+        as_alice.post("/sign-out")
+        assert as_alice.get("/runs").status_code == 302
+
+
+class TestRuns:
+    def test_an_empty_server_says_how_to_begin(self, as_alice):
+        words = text_of(as_alice.get("/runs"))
+        assert "No runs yet" in words
+        assert "create_run" in words
+        assert "whsec_" in words
+
+    def test_the_root_leads_to_the_runs(self, as_alice):
+        assert as_alice.get("/")["Location"] == "/runs"
+
+    def test_a_held_run_stands_first_with_its_incident(self, as_bob, incident):
+        create_run(name="a-first-by-name")
+        words = text_of(as_bob.get("/runs"))
+        assert words.index("gpt-16") < words.index("a-first-by-name")
+        assert "held" in words
+        assert "no steps received" in words
+        assert f"{incident.id} open" in words
+        assert "NaN" in words
+
+    def test_the_filter_and_the_search_narrow_the_list(self, as_bob, incident):
+        create_run(name="quiet")
+        assert "quiet" not in text_of(as_bob.get("/runs?state=held"))
+        assert "gpt-16" in text_of(as_bob.get("/runs?q=GPT"))
+        assert "No run fits this filter" in text_of(as_bob.get("/runs?q=nothing"))
+
+    def test_a_run_says_what_it_has_been_doing(self, as_bob, incident):
+        words = text_of(as_bob.get("/runs/gpt-16"))
+        for expected in (
+            "Held",
+            "world size 16",
+            f"step {incident.step + 1}",
+            "◆ verified",
+            "nonfinite act",
+            "None found",
+        ):
+            assert expected in re.sub(r"\s+", " ", words), expected
+
+    def test_bodies_that_could_not_be_read_are_shown_with_the_error_the_sender_got(self, as_bob, incident):
+        UnreadBody.objects.create(
+            run=incident.run,
+            webhook_id="wh-9",
+            received_at=incident.row.opened_at,
+            status=422,
+            problem={"detail": "step must be 0 to 2^63−1", "field": "step"},
+            body=b"x",
+            bytes_total=1,
+        )
+        words = text_of(as_bob.get("/runs/gpt-16"))
+        assert "step must be 0 to 2^63−1" in words
+        assert "422" in words
+
+    def test_a_run_that_nobody_watches_says_so(self, as_bob, incident):
+        RunProgress.objects.filter(run=incident.run).update(
+            not_watched_since=incident.row.opened_at, not_watched_why="detector raised KeyError"
+        )
+        assert "detector raised KeyError" in text_of(as_bob.get("/runs/gpt-16"))
+        assert "gpt-16 since" in text_of(as_bob.get("/system"))
+
+    def test_the_figure_of_a_run_ends_its_line_before_a_nan_and_marks_it(self, as_bob, incident):
+        figure = as_bob.get("/runs/gpt-16/figure.json?range=attempt").json()
+        marks = [trace for trace in figure["data"] if "nonfinite" in trace.get("name", "")]
+        assert any("NaN" in text for trace in marks for text in trace["text"])
+        loss = next(trace for trace in figure["data"] if trace.get("name") == "Loss")
+        assert loss["connectgaps"] is False
+        assert "Loss scale" in figure["layout"]["meta"]["absent"]
+
+
+class TestIncident:
+    def test_the_first_screen_answers_the_four_questions(self, as_bob, incident):
+        words = text_of(as_bob.get(f"/incidents/{incident.id}"))
+        assert f"rank 13 on node-01, step {incident.step}, backward" in words
+        assert re.search(r"\d of \d held, \d sealed", words)
+        assert f"Held after step {incident.step + 1}" in words
+        assert "16 of 16 ranks obey" in words
+        assert "Acknowledge" in words
+        assert "16 GPUs idle" in words
+
+    def test_the_bad_cells_stand_as_text(self, as_bob, incident):
+        words = text_of(as_bob.get(f"/incidents/{incident.id}"))
+        assert "Bad cells as text" in words
+        assert re.search(rf"{incident.step} backward 13 nonfinite, local", words)
+
+    def test_the_page_has_the_plan_the_gate_and_what_is_signed(self, as_bob, incident):
+        words = text_of(as_bob.get(f"/incidents/{incident.id}"))
+        for expected in (
+            "What an approver signs",
+            "step 120, verified",
+            "Contained",
+            "alice may approve",
+            "Digest",
+        ):
+            assert expected in words, expected
+
+    def test_the_evidence_list_names_states_and_checks_the_chain(self, as_bob, incident):
+        page = as_bob.get(f"/incidents/{incident.id}")
+        assert "last good checkpoint, step 120" in text_of(page)
+        assert "chain verified" in text_of(page)
+        assert 'aria-label="sealed"' in page.content.decode()
+        assert "custody row" in text_of(page)
+
+    def test_a_broken_chain_says_do_not_export(self, as_bob, incident):
+        from django.db import connection
+
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE evidence_custodyrow DISABLE TRIGGER ALL")
+            cursor.execute("UPDATE evidence_custodyrow SET who = 'mallory' WHERE seq = 1")
+            cursor.execute("ALTER TABLE evidence_custodyrow ENABLE TRIGGER ALL")
+        from evidence import listing
+
+        listing._checked.cache_clear()
+        assert "Chain broken, do not export" in text_of(as_bob.get(f"/incidents/{incident.id}"))
+
+    def test_the_list_shows_it_and_filters_by_state(self, as_bob, incident):
+        words = text_of(as_bob.get("/incidents"))
+        assert "gpt-16" in words
+        assert "unacknowledged" in words
+        assert "No incident fits" in text_of(as_bob.get("/incidents?state=resolved"))
+
+    def test_every_other_page_carries_the_alarm_line_and_its_own_does_not(self, as_bob, incident):
+        assert "gpt-16 held" in text_of(as_bob.get("/vault"))
+        assert 'class="alarm' not in as_bob.get(f"/incidents/{incident.id}").content.decode()
+
+    def test_the_figure_rings_the_first_bad_cell_at_its_place(self, as_bob, incident):
+        figure = as_bob.get(f"/incidents/{incident.id}/figure.json").json()
+        rings = [
+            shape
+            for shape in figure["layout"]["shapes"]
+            if shape["type"] == "circle" and shape["yref"] == "y2"
+        ]
+        assert {(ring["xanchor"], ring["yanchor"]) for ring in rings} == {(incident.step, 13)}
+        image = next(trace for trace in figure["data"] if trace["type"] == "image")
+        left = image["x0"] - image["dx"] / 2
+        assert left == figure["layout"]["xaxis"]["range"][0]
+        assert any("first bad: rank 13" in note["text"] for note in figure["layout"]["annotations"])
+
+    def test_a_zoomed_figure_keeps_the_ring_and_a_far_one_does_not_pretend(self, as_bob, incident):
+        near = as_bob.get(
+            f"/incidents/{incident.id}/figure.json?steps={incident.step}-{incident.step}&ranks=13-13"
+        )
+        assert [s for s in near.json()["layout"]["shapes"] if s["type"] == "circle"]
+        far = as_bob.get(f"/incidents/{incident.id}/figure.json?steps=1-20")
+        assert not [s for s in far.json()["layout"]["shapes"] if s["type"] == "circle"]
+
+    def test_exact_cells_name_the_bad_one_and_what_followed(self, as_bob, incident):
+        cells = as_bob.get(f"/incidents/{incident.id}/cells.json").json()
+        assert [incident.step, incident.step, 13, 13, 9] in cells["runs"]
+        assert cells["counts"]["nonfinite"] == 1
+        assert cells["counts"]["spread"] >= 15
+        assert cells["counts"]["held"] > 0
+        assert cells["nodes"][1][0] == "node-01"
+
+    def test_one_cell_gives_its_values(self, as_bob, incident):
+        says = as_bob.get(f"/incidents/{incident.id}/cell.json?step={incident.step}&rank=13").json()["says"]
+        assert "loss 2.113" in says
+        assert "received" in says
+        assert as_bob.get(f"/incidents/{incident.id}/cell.json?step=x&rank=1").status_code == 400
+
+    def test_a_tile_shows_the_bad_cell_in_any_window(self, as_bob, incident):
+        from tests.pages.test_grid_png import decode
+
+        for query in ("", f"?steps=0-{incident.step + 40}&w=60&h=8", "?steps=0-100000&w=100&h=4"):
+            plane, _ = decode(as_bob.get(f"/incidents/{incident.id}/grid.png{query}").content)
+            assert 9 in plane, query
+
+    def test_a_tile_asked_for_by_its_version_is_kept_for_ever(self, as_bob, incident):
+        meta = as_bob.get(f"/incidents/{incident.id}/figure.json").json()["layout"]["meta"]
+        assert "immutable" in as_bob.get(meta["overview"])["Cache-Control"]
+        assert "no-cache" in as_bob.get(f"/incidents/{incident.id}/grid.png")["Cache-Control"]
+
+
+class TestLive:
+    @pytest.mark.parametrize("part", ["answers", "evidence", "plan", "timeline", "ledger"])
+    def test_a_part_that_did_not_change_answers_304(self, as_bob, incident, part):
+        address = f"/incidents/{incident.id}/parts/{part}"
+        first = as_bob.get(address)
+        again = as_bob.get(address, headers={"if-none-match": first["ETag"]})
+        assert again.status_code == 304
+        assert not again.content
+
+    def test_the_page_holds_the_tag_from_the_start(self, as_bob, incident):
+        page = as_bob.get(f"/incidents/{incident.id}").content.decode()
+        assert as_bob.get(f"/incidents/{incident.id}/parts/timeline")["ETag"].replace('"', "&quot;") in page
+
+    def test_a_change_changes_the_tag(self, as_bob, incident):
+        address = f"/incidents/{incident.id}/parts/answers"
+        before = as_bob.get(address)["ETag"]
+        as_bob.post(f"/incidents/{incident.id}/acknowledge")
+        assert as_bob.get(address, headers={"if-none-match": before}).status_code == 200
+
+    def test_an_unknown_part_is_404(self, as_bob, incident):
+        assert as_bob.get(f"/incidents/{incident.id}/parts/secrets").status_code == 404
+
+
+class TestDecisions:
+    def _shut(self, incident):
+        """Return the required items that keep the gate shut."""
+        return Item.objects.filter(dossier=incident.row.dossier, required=True).exclude(
+            state__in=["sealed", "not_applicable"]
+        )
+
+    def _waive_all(self, client, incident):
+        for item in self._shut(incident):
+            answer = client.post(
+                f"/incidents/{incident.id}/waive", {"item": item.pk, "why": "not posted by this trainer"}
+            )
+            assert answer.status_code == 302, text_of(answer)[:600]
+
+    def _digest(self, client, incident):
+        page = client.get(f"/incidents/{incident.id}").content.decode()
+        return re.search(r'name="digest" value="([0-9a-f]{64})"', page)[1]
+
+    def test_acknowledging_names_who_has_it(self, as_bob, incident):
+        answer = as_bob.post(f"/incidents/{incident.id}/acknowledge", follow=True)
+        assert "acknowledged by bob" in text_of(answer)
+
+    def test_a_shut_gate_shows_the_button_and_what_opens_it(self, as_bob, incident):
+        as_bob.post(f"/incidents/{incident.id}/acknowledge")
+        page = as_bob.get(f"/incidents/{incident.id}")
+        assert re.search(r'aria-disabled="true"[^>]*>Request resume', page.content.decode())
+        assert "Resume cannot be requested" in text_of(page)
+        refused = as_bob.post(f"/incidents/{incident.id}/request", {"digest": "0" * 64})
+        assert refused.status_code in {403, 409}
+        assert 'role="alert"' in refused.content.decode()
+
+    def test_two_people_resume_a_run(self, as_bob, as_alice, incident):
+        self._waive_all(as_bob, incident)
+        as_bob.post(f"/incidents/{incident.id}/acknowledge")
+        done = as_bob.post(
+            f"/incidents/{incident.id}/request",
+            {"digest": self._digest(as_bob, incident), "note": "skip it"},
+            follow=True,
+        )
+        assert "bob asked" in text_of(done)
+        page = as_alice.get(f"/incidents/{incident.id}/approve")
+        assert "bob asks" in text_of(page)
+        assert "waived: batch ids" in text_of(page)
+        shown = re.search(r'name="digest" value="([0-9a-f]{64})"', page.content.decode())[1]
+
+        wrong = as_alice.post(f"/incidents/{incident.id}/approve", {"digest": shown, "password": "guess"})
+        assert wrong.status_code == 403
+        assert "the password does not fit" in text_of(wrong)
+        other = as_alice.post(
+            f"/incidents/{incident.id}/approve", {"digest": "0" * 64, "password": "alice-password"}
+        )
+        assert other.status_code == 409
+        assert not incident.row.permits.exists()
+
+        approved = as_alice.post(
+            f"/incidents/{incident.id}/approve", {"digest": shown, "password": "alice-password"}, follow=True
+        )
+        assert "Approved by alice" in text_of(approved)
+        assert "The permit is valid until" in text_of(approved)
+        assert Incident.objects.get(pk=incident.id).state == "approved"
+
+    def test_a_responder_sees_who_may_approve_and_no_button(self, as_bob, incident):
+        page = as_bob.get(f"/incidents/{incident.id}/approve")
+        assert "alice may approve." in text_of(page)
+        assert 'name="password"' not in page.content.decode()
+
+    def test_the_requester_is_told_who_may_approve(self, as_alice, alice, bob, incident):
+        from evidence.actions import waive
+
+        for item in self._shut(incident):
+            waive(item=item, person=bob, why="none")
+        as_alice.post(f"/incidents/{incident.id}/request", {"digest": self._digest(as_alice, incident)})
+        page = as_alice.get(f"/incidents/{incident.id}/approve")
+        assert "You asked." in text_of(page)
+        answer = as_alice.post(
+            f"/incidents/{incident.id}/approve",
+            {"digest": incident.row.requests.get().digest, "password": "alice-password"},
+        )
+        assert answer.status_code in {403, 409}
+        assert "You asked" in text_of(answer)
+
+    def test_rejecting_needs_a_reason_and_keeps_the_run_held(self, as_bob, as_alice, incident):
+        self._waive_all(as_bob, incident)
+        as_bob.post(f"/incidents/{incident.id}/request", {"digest": self._digest(as_bob, incident)})
+        assert as_alice.post(f"/incidents/{incident.id}/reject", {"why": " "}).status_code == 409
+        done = as_alice.post(f"/incidents/{incident.id}/reject", {"why": "wrong checkpoint"}, follow=True)
+        assert "Rejected. The run stays held." in text_of(done)
+        assert Directive.objects.filter(run=incident.run).latest("seq").kind == "hold"
+
+    def test_changing_the_plan_makes_a_new_version(self, as_bob, incident):
+        done = as_bob.post(
+            f"/incidents/{incident.id}/plan",
+            {"kind": "rollback_and_replay", "checkpoint_step": "60", "why": "hardware suspected"},
+            follow=True,
+        )
+        assert "step 60, verified" in text_of(done)
+        assert "rollback and replay" in text_of(done)
+
+    def test_a_run_is_held_by_hand_with_a_reason(self, as_bob, incident):
+        create_run(name="by-hand")
+        seed.post_events("by-hand", create_run(name="by-hand").secret, [seed.launch(4)])
+        refused = as_bob.post("/runs/by-hand/hold", {"why": ""})
+        assert refused.status_code >= 400
+        assert "Not held" in text_of(refused)
+        done = as_bob.post("/runs/by-hand/hold", {"why": "loss looks wrong"}, follow=True)
+        assert "Held by hand" in text_of(done)
+
+    def test_a_false_alarm_needs_the_password_again(self, as_alice, incident):
+        answer = as_alice.post(f"/incidents/{incident.id}/false-alarm", {"why": "sensor", "password": "no"})
+        assert answer.status_code == 403
+        assert Incident.objects.get(pk=incident.id).state == "open"
+
+    @pytest.mark.parametrize(
+        "name", ["acknowledge", "plan", "request", "false-alarm", "waive", "notes", "reject"]
+    )
+    def test_a_decision_is_never_made_by_a_link(self, as_alice, incident, name):
+        assert as_alice.get(f"/incidents/{incident.id}/{name}").status_code == 405
+
+    def test_a_form_without_its_token_is_refused_in_words(self, bob, incident):
+        client = Client(enforce_csrf_checks=True)
+        client.force_login(bob)
+        answer = client.post(f"/incidents/{incident.id}/acknowledge")
+        assert answer.status_code == 403
+        assert "older than your sign-in" in text_of(answer)
+
+
+class TestOtherPages:
+    def test_the_dossier_shows_items_objects_holds_custody_and_how_to_check(self, as_bob, incident):
+        dossier = incident.row.dossier_id
+        words = text_of(as_bob.get(f"/vault/{dossier}"))
+        for expected in (
+            "last good checkpoint, step 120",
+            "model.bin",
+            "file://",
+            "opened",
+            f"export_bag --dossier {dossier}",
+            "andon verify BAG --key",
+        ):
+            assert expected in words, expected
+        assert f"incident {incident.id}" in text_of(as_bob.get("/vault"))
+
+    def test_an_empty_vault_says_so(self, as_bob):
+        assert "Nothing is held" in text_of(as_bob.get("/vault"))
+
+    def test_the_ledger_shows_the_hold_with_its_positions_and_checks_the_chain(self, as_bob, incident):
+        words = text_of(as_bob.get("/runs/gpt-16/ledger"))
+        assert "hold" in words
+        assert "0–15" in words
+        assert "chain verified" in words
+        assert "hold" in text_of(as_bob.get("/ledger"))
+
+    def test_the_system_page_names_every_part(self, as_bob):
+        words = text_of(as_bob.get("/system"))
+        for part in (
+            "Web",
+            "PostgreSQL",
+            "Broker",
+            "Worker",
+            "Queue",
+            "Vault",
+            "Bodies that could not be read",
+        ):
+            assert part in words
+
+    def test_a_part_that_does_not_answer_is_not_called_ok(self, as_bob, settings, tmp_path):
+        (tmp_path / "file").write_text("not a directory")
+        settings.VAULT_URL = f"file://{tmp_path}/file/vault"
+        assert re.search(r"Vault does not answer", text_of(as_bob.get("/system")))
+
+    def test_search_jumps_to_an_exact_id_and_lists_the_rest(self, as_bob, incident):
+        assert as_bob.get("/search?q=gpt-16")["Location"] == "/runs/gpt-16"
+        assert as_bob.get(f"/search?q={incident.id}")["Location"] == f"/incidents/{incident.id}"
+        assert "gpt-16" in text_of(as_bob.get("/search?q=gpt"))
+        assert "Nothing found" in text_of(as_bob.get("/search?q=zzz"))
+
+    def test_the_theme_is_the_persons_choice(self, as_bob):
+        as_bob.post("/theme", {"theme": "dark", "next": "/runs"})
+        assert 'data-theme="dark"' in as_bob.get("/runs").content.decode()
+
+
+class TestStrangers:
+    def test_charlie_sees_nothing(self, as_charlie, incident):
+        base = f"/incidents/{incident.id}"
+        for address in (
+            *[base + page for page in PAGES + DATA],
+            "/runs/gpt-16",
+            "/runs/gpt-16/head",
+            "/runs/gpt-16/figure.json",
+            "/runs/gpt-16/ledger",
+            f"/vault/{incident.row.dossier_id}",
+            f"/vault/{incident.row.dossier_id}/items",
+        ):
+            assert as_charlie.get(address).status_code == 404, address
+        for address in (
+            "acknowledge",
+            "plan",
+            "request",
+            "approve",
+            "reject",
+            "false-alarm",
+            "waive",
+            "notes",
+        ):
+            assert as_charlie.post(f"{base}/{address}", {"why": "x"}).status_code == 404, address
+        assert as_charlie.post("/runs/gpt-16/hold", {"why": "x"}).status_code == 404
+        for address in ("/runs", "/incidents", "/vault", "/ledger", "/search?q=gpt", "/system"):
+            answer = as_charlie.get(address)
+            assert answer.status_code == 200
+            assert "gpt-16" not in text_of(answer), address
+
+    def test_a_404_keeps_the_frame_and_offers_the_search(self, as_bob):
+        answer = as_bob.get("/runs/no-such-run")
+        assert answer.status_code == 404
+        assert 'value="no-such-run"' in answer.content.decode()
+        assert "Sign out" in text_of(answer)
+
+    def test_a_500_gives_a_reference_inside_the_frame(self, as_bob, incident, monkeypatch):
+        as_bob.raise_request_exception = False
+        # A broken row, not a mock: a first-bad document that is no document.
+        Incident.objects.filter(pk=incident.id).update(first_bad="broken")
+        answer = as_bob.get(f"/incidents/{incident.id}")
+        assert answer.status_code == 500
+        assert re.search(r"reference [0-9a-f]{12}", text_of(answer))
+
+    def test_pages_forbid_scripts_that_are_not_ours(self, as_bob):
+        policy = as_bob.get("/runs")["Content-Security-Policy"]
+        assert "script-src 'self';" in policy + ";"
+        assert "unsafe-eval" not in policy
+        html = as_bob.get("/runs").content.decode()
+        assert not re.search(r"<script(?![^>]*\bsrc=)", html)
+        assert not re.search(r"\son\w+=", html)
+
+
+HOSTILE = '<script>alert(1)</script>\u202e"><img src=x onerror=alert(2)>' + "A" * 10_000
+
+
+def test_hostile_names_are_inert(as_bob, bob, incident):
+    run = Run.objects.get(slug="gpt-16")
+    run.attempts.update(nodes=[{"node": HOSTILE, "ranks": list(range(16))}], permit_id=HOSTILE[:64])
+    Note.objects.create(incident=incident.row, person=bob, at=incident.row.opened_at, text=HOSTILE)
+    document = {**Incident.objects.get(pk=incident.id).first_bad, "layer": HOSTILE}
+    Incident.objects.filter(pk=incident.id).update(
+        first_bad=document, title=HOSTILE[:200], family_why=HOSTILE
+    )
+    for address in (
+        "/runs",
+        "/runs/gpt-16",
+        "/incidents",
+        f"/incidents/{incident.id}",
+        f"/incidents/{incident.id}/approve",
+        f"/vault/{incident.row.dossier_id}",
+        "/runs/gpt-16/ledger",
+        "/search?q=" + "%3Cscript%3Ealert(1)%3C/script%3E",
+    ):
+        answer = as_bob.get(address)
+        html = answer.content.decode()
+        assert answer.status_code == 200, address
+        assert "<script>alert" not in html, address
+        assert "<img src=x" not in html, address
+        assert "\u202e" not in html, address
+        assert "A" * 5_000 not in html, address
+    figure = json.dumps(as_bob.get(f"/incidents/{incident.id}/figure.json").json())
+    assert "<script>" not in figure
+    assert "\u202e" not in figure
