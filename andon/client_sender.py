@@ -321,13 +321,23 @@ class Sender:
     def flush(self, timeout_s: float = 10.0) -> bool:
         """Wait until nothing waits; return whether that is so."""
         end_s = time.monotonic() + timeout_s
-        with self._changed:
-            while self._queue or self._spool.pending or self._spool.gap.posts:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0 or self._closed:
-                    return False
-                self._changed.wait(min(left_s, 0.2))
+        while self._something_waits():
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 or self._closed:
+                return False
+            with self._changed:
+                self._changed.wait(min(left_s, 0.05))
         return True
+
+    def _something_waits(self) -> bool:
+        # Under the spool's lock: between taking a gap and spooling its event, neither shows. A lock
+        # that is not to be had means a disk that is busy with what waits.
+        if self._queue or not self._spool_lock.acquire(timeout=0.2):
+            return True
+        try:
+            return bool(self._queue or self._spool.pending or self._spool.gap.posts)
+        finally:
+            self._spool_lock.release()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Send what can be sent within `timeout_s`, leave the rest in the spool for the next client."""

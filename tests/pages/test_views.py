@@ -185,9 +185,9 @@ class TestIncident:
         from django.db import connection
 
         with connection.cursor() as cursor:
-            cursor.execute("ALTER TABLE evidence_custodyrow DISABLE TRIGGER ALL")
+            cursor.execute("ALTER TABLE evidence_custodyrow DISABLE TRIGGER append_only")
             cursor.execute("UPDATE evidence_custodyrow SET who = 'mallory' WHERE seq = 1")
-            cursor.execute("ALTER TABLE evidence_custodyrow ENABLE TRIGGER ALL")
+            cursor.execute("ALTER TABLE evidence_custodyrow ENABLE TRIGGER append_only")
         from evidence import listing
 
         listing._checked.cache_clear()
