@@ -49,7 +49,7 @@ class Attempts:
         fields = _launch_fields(event.data)
         known = Attempt.objects.filter(run_id=self.run_id, number=number).first()
         if known is None:
-            attempt = self._insert(number, occurred_at, launch_reported=True, fields=fields)
+            attempt, _ = self._insert(number, occurred_at, launch_reported=True, fields=fields)
         else:
             attempt = known
         if attempt.launch_reported and known is not None:
@@ -72,20 +72,20 @@ class Attempts:
         )
 
     def _open(self, number: int, at: datetime) -> None:
-        attempt = self._insert(number, at, launch_reported=False, fields={})
+        attempt, opened = self._insert(number, at, launch_reported=False, fields={})
         self._newest = attempt
-        tell(attempt_launched, run_id=self.run_id, attempt=attempt, permit_id="")
+        if opened:
+            tell(attempt_launched, run_id=self.run_id, attempt=attempt, permit_id="")
 
     def _insert(
         self, number: int, at: datetime, *, launch_reported: bool, fields: Mapping[str, Any]
-    ) -> Attempt:
+    ) -> tuple[Attempt, bool]:
         # Two posts may open it at once: the second waits for the first and finds its row.
-        attempt, _ = Attempt.objects.get_or_create(
+        return Attempt.objects.get_or_create(
             run_id=self.run_id,
             number=number,
             defaults={"launched_at": at, "launch_reported": launch_reported, **fields},
         )
-        return attempt
 
 
 def _launch_fields(data: Mapping[str, Any]) -> dict[str, Any]:

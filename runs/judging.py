@@ -231,14 +231,14 @@ def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> None:
     directive = directives.current(run_id)
     if directive is not None and directive.kind == Directive.Kind.HOLD and not directive.incident:
         return  # opening failed before: the sweep has it, and trying at every post would lock the run
-    halts = any(row.severity == Finding.Severity.HALT for row in waiting)
+    halted = [row.attempt for row in waiting if row.severity == Finding.Severity.HALT]
     try:
         with transaction.atomic():
             _tell(run_id, waiting)
     except Exception:
         log.exception("run %s: no incident could be opened; data and findings are kept", run_id)
-    if halts:
-        _hold_anyway(run_id, policy)
+    if halted:
+        _hold_anyway(run_id, policy, max(halted))
 
 
 def _tell(run_id: int, waiting: list[Finding]) -> None:
@@ -259,13 +259,19 @@ def _tell(run_id: int, waiting: list[Finding]) -> None:
         cursor.execute("SELECT set_config('lock_timeout', '0', true)")
 
 
-def _hold_anyway(run_id: int, policy: Policy) -> None:
-    """Hold the run if nothing holds it. A number taken by another is that other's newer directive."""
+def _hold_anyway(run_id: int, policy: Policy, attempt: int) -> None:
+    """Hold the run if nothing holds it. A number taken by another is that other's newer directive.
+
+    `attempt` is the newest that has a halt.
+    """
     for _ in range(5):
         directive = directives.current(run_id)
-        # `rollback` and `resume` hold too, until their permit is used: a late value of the attempt
-        # that is already held must not end an approval.
-        if directive is not None and directive.kind != Directive.Kind.CONTINUE:
+        if directive is not None and directive.kind == Directive.Kind.HOLD:
+            return
+        # `rollback` and `resume` hold their attempt too, until the permit is used: a late value of it
+        # must not end an approval. What the next attempt shows is another matter.
+        approved = directive is not None and directive.kind != Directive.Kind.CONTINUE
+        if approved and directive is not None and attempt <= (directive.attempt or 0):
             return
         try:
             with transaction.atomic():

@@ -2,7 +2,6 @@
 
 from typing import Any, Protocol
 
-from andon.detect.finding import Finding
 from andon.detect.grad_norm import GradNorm
 from andon.detect.layers import LayerWatch
 from andon.detect.skips import SkipCounter
@@ -13,6 +12,27 @@ from runs.models import Attempt, DetectorState, Event
 
 class _Stateful(Protocol):
     def state(self) -> dict[str, Any]: ...
+
+
+class Newest:
+    """The newest step judged per reduced series: every node posts its copy, and one counts.
+
+    A step that arrives after a later one was judged is left out too: a window has an order.
+    """
+
+    def __init__(self, steps: dict[str, int] | None = None) -> None:
+        self.steps = dict(steps or {})
+
+    def is_new(self, series: str, step: int) -> bool:
+        """Return whether `step` is above all judged of `series`, and take it as judged."""
+        if step <= self.steps.get(series, -1):
+            return False
+        self.steps[series] = step
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Return the memory as JSON-ready data."""
+        return dict(self.steps)
 
 
 class Memory:
@@ -53,8 +73,17 @@ class Memory:
         assert isinstance(known, RobustSpike)
         return known
 
-    def norm(self, attempt: int, step: int, value: float | None) -> list[Finding]:
-        """Judge the global gradient norm of a step of an attempt."""
+    def newest(self, attempt: int) -> Newest:
+        """Return the newest steps judged of an attempt."""
+        known = self._live.get((attempt, "newest", "reduced"))
+        if known is None:
+            known = Newest(self._stored(attempt, "newest", "reduced"))
+            self._live[attempt, "newest", "reduced"] = known
+        assert isinstance(known, Newest)
+        return known
+
+    def norm(self, attempt: int) -> GradNorm:
+        """Return the detector of the global gradient norm of an attempt."""
         rules = self.policy.grad_norm
         known = self._live.get((attempt, "grad_norm", "grad_norm"))
         if known is None:
@@ -62,7 +91,7 @@ class Memory:
             known = GradNorm(rules) if state is None else GradNorm.restore(rules, state)
             self._live[attempt, "grad_norm", "grad_norm"] = known
         assert isinstance(known, GradNorm)
-        return known.update(step, value)
+        return known
 
     def layers(self, attempt: int) -> LayerWatch:
         """Return the watch over the layers of an attempt."""

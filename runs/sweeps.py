@@ -26,7 +26,7 @@ def forget_receipts() -> int:
             cursor.execute(
                 "DELETE FROM runs_receipt WHERE id IN (SELECT id FROM runs_receipt"
                 " WHERE received_at < now() - make_interval(days => %s)"
-                " ORDER BY received_at LIMIT %s FOR UPDATE SKIP LOCKED)",
+                " ORDER BY received_at LIMIT %s)",
                 [RECEIPT_DAYS, BATCH],
             )
             deleted = int(cursor.rowcount)

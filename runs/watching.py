@@ -155,13 +155,15 @@ def _of_event(memory: Memory, event: Event) -> list[Said]:
     said: list[Said] = memory.skips(event.attempt).update(seen)
     if event.type != "step" or event.step is None:
         return said
-    if event.view != "local" and event.rank is None:
-        loss = memory.loss(event.attempt).update(event.step, _number(event, "loss"))
-        if loss is not None:
-            said.append(loss)
-    # The norm is reduced unless the event says otherwise; then it names no global value.
-    if event.data.get("view") != "local":
-        said += memory.norm(event.attempt, event.step, _number(event, "grad_norm"))
+    newest = memory.newest(event.attempt)
+    loss = _number(event, "loss") if event.view != "local" else None
+    if loss is not None and newest.is_new("loss", event.step):
+        found = memory.loss(event.attempt).update(event.step, loss)
+        said += [] if found is None else [found]
+    # The norm is reduced unless the event says otherwise; then it is no global value.
+    norm = _number(event, "grad_norm") if event.data.get("view") != "local" else None
+    if norm is not None and newest.is_new("grad_norm", event.step):
+        said += memory.norm(event.attempt).update(event.step, norm)
     return said
 
 

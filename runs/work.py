@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Callable
 from datetime import datetime, timedelta
 
-from django.db import close_old_connections, connection, transaction
+from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
 from django.utils import timezone
 
@@ -229,5 +229,4 @@ def run_due(limit: int = 1000) -> int:
         if not any(run_one(work_id) for work_id in todo):
             return done
         done += len(todo)
-        close_old_connections()
     return done

@@ -109,9 +109,10 @@ def trainer(project: object) -> Trainer:
 
 
 @pytest.fixture
-def committing_trainer(transactional_db: None) -> Trainer:
+def committing_trainer(transactional_db: None) -> Iterator[Trainer]:
     """A trainer whose posts really commit, for races and servers that fail."""
-    return new_trainer()
+    yield new_trainer()
+    progress.board.flush()
 
 
 def rank_frame(

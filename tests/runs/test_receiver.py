@@ -146,7 +146,9 @@ class TestBodies:
         assert event.data["note"] == "\ufffdx"
 
     def test_a_batch_is_taken_event_by_event_and_what_was_refused_is_kept(self, trainer: Trainer) -> None:
-        answer = trainer.events(STEP, {"type": "step", "step": -1}, {"type": "no.such.type", "data": {"a": 1}})
+        answer = trainer.events(
+            STEP, {"type": "step", "step": -1}, {"type": "no.such.type", "data": {"a": 1}}
+        )
         assert answer.status_code == 202
         assert answer.json()["accepted"] == 2
         assert [r["index"] for r in answer.json()["refused"]] == [1]
@@ -171,7 +173,9 @@ class TestBodies:
         body=st.binary(max_size=400)
         | st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-            lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+            lambda inner: (
+                st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4)
+            ),
             max_leaves=12,
         ).map(lambda value: json.dumps(value).encode()),
         content_type=st.sampled_from(
@@ -190,9 +194,30 @@ class TestBodies:
     @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         data=st.dictionaries(
-            st.sampled_from(["seq", "state", "step", "ranks", "uri", "files", "digest", "world_size", "nodes",
-                             "groups", "permit", "loss", "nonfinite", "action", "began_from", "bytes_total"]),
-            st.none() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
+            st.sampled_from(
+                [
+                    "seq",
+                    "state",
+                    "step",
+                    "ranks",
+                    "uri",
+                    "files",
+                    "digest",
+                    "world_size",
+                    "nodes",
+                    "groups",
+                    "permit",
+                    "loss",
+                    "nonfinite",
+                    "action",
+                    "began_from",
+                    "bytes_total",
+                ]
+            ),
+            st.none()
+            | st.integers(-(2**70), 2**70)
+            | st.floats()
+            | st.text(max_size=8)
             | st.lists(st.integers(-3, 9) | st.text(max_size=3), max_size=3)
             | st.dictionaries(st.text(max_size=4), st.integers(), max_size=2),
             max_size=6,
@@ -219,7 +244,11 @@ class TestFrames:
         assert (row.bad_cells, row.backfill, row.node) == (0, False, "node-1")
 
     def test_json_columns_are_read_too(self, trainer: Trainer) -> None:
-        body = {"stream": "rank", "attempt": 1, "columns": {"step": [1, 1], "lane": [0, 1], "loss": [2.0, 2.1]}}
+        body = {
+            "stream": "rank",
+            "attempt": 1,
+            "columns": {"step": [1, 1], "lane": [0, 1], "loss": [2.0, 2.1]},
+        }
         answer = trainer.post(json.dumps(body).encode(), path="frames")
         assert answer.status_code == 202
 
@@ -263,7 +292,10 @@ class TestTheRest:
 
         assert not PolicyVersion.objects.filter(run=trainer.run).exists()
         set_policy(
-            run=trainer.run, document={"rate": {"small_per_s": 0.5, "small_burst": 2}}, person=None, why="test"
+            run=trainer.run,
+            document={"rate": {"small_per_s": 0.5, "small_burst": 2}},
+            person=None,
+            why="test",
         )
         import runs.identity
 
