@@ -227,6 +227,7 @@ INSTALLED_APPS = [
 AUTH_USER_MODEL = "runs.Person"
 MIDDLEWARE = [
     "config.health.answer_probes",
+    "runs.shortcut.answer_posts",
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "csp.middleware.CSPMiddleware",

@@ -18,6 +18,7 @@ from django.http import HttpResponse
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
+from andon.detect.cells import BadCells
 from andon.detect.nonfinite import event_cells, judge_event
 from andon.policy import Policy
 from andon.wire import DecodedEvents, Event, format_time
@@ -70,7 +71,10 @@ def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpRespo
     events = [_Taken.of(index, event, post) for index, event in decoded.events]
     answer = None
     if not decoded.refused and not any(one.needs_care(policy) for one in events):
-        answer = _take_clean(post, events, first)
+        if any(one.needs_look for one in events):
+            answer = retried(lambda: _take_and_look(post, events, policy, first))
+        else:
+            answer = _take_clean(post, events, first)
     if answer is None:
         answer = retried(lambda: _take_with_care(post, decoded, events, policy, first)) or answer_repeat(post)
     if answer is None:
@@ -99,13 +103,11 @@ class _Taken:
         return cls(index, event, occurred, late_s, event.attempt)
 
     def needs_care(self, policy: Policy) -> bool:
-        event = self.event
-        return (
-            event.type in reports.REPORTS
-            or self.late_s > policy.nonfinite.backfill_after_s
-            or bool(event.flags)
-            or bool(event.data.get("nonfinite"))
-        )
+        return self.event.type in reports.REPORTS or self.late_s > policy.nonfinite.backfill_after_s
+
+    @property
+    def needs_look(self) -> bool:
+        return bool(self.event.flags) or bool(self.event.data.get("nonfinite"))
 
     def row(self) -> dict[str, Any]:
         event = self.event
@@ -131,12 +133,14 @@ class _Taken:
         return row
 
 
-_TAKE = "SELECT taken, directive FROM andon_take_events(%s, %s, %b, %s, %s, %s, %s)"
+_TAKE = "SELECT taken, directive, current_attempt FROM andon_take_events(%s, %s, %b, %s, %s, %s, %s)"
 _STORE = "SELECT andon_store_events(%s, %s, %s, %s, %s)"
 
 
-def _take_clean(post: Post, events: Sequence[_Taken], first: dict[str, object]) -> HttpResponse | None:
-    """Store events nobody must act on, in one statement; None when that cannot be decided there."""
+def _take(
+    post: Post, events: Sequence[_Taken], first: dict[str, object]
+) -> tuple[bool, str | None, int | None]:
+    """Store events in one statement: whether it did, the directive in force, the current attempt."""
     with raw_cursor() as cursor:
         cursor.execute(
             _TAKE,
@@ -150,8 +154,32 @@ def _take_clean(post: Post, events: Sequence[_Taken], first: dict[str, object]) 
                 msgspec.json.encode([one.row() for one in events]).decode(),
             ),
         )
-        taken, directive = cursor.fetchone() or (False, None)
+        return cursor.fetchone() or (False, None, None)
+
+
+def _take_clean(post: Post, events: Sequence[_Taken], first: dict[str, object]) -> HttpResponse | None:
+    """Store events nobody must act on; None when a repeat or an unopened attempt stands in the way."""
+    taken, directive, _ = _take(post, events, first)
     return answers.accepted(first, directive, duplicate=False) if taken else None
+
+
+def _take_and_look(
+    post: Post, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
+) -> HttpResponse | None:
+    """Store events of which some show a nonfinite value, and act on it; None as `_take_clean`.
+
+    In a storm thousands of these arrive within a second, so it costs three statements.
+    """
+    with transaction.atomic():
+        taken, directive, current = _take(post, events, first)
+        if not taken or current is None:
+            return None
+        for one in events:
+            one.attempt = one.attempt or current
+            one.backfill = one.attempt < current
+        if _judge(post, events, policy, [], judging.Standing.of(directive)):
+            directive = directive_text(post.run_id)
+    return answers.accepted(first, directive, duplicate=False)
 
 
 def _take_with_care(
@@ -186,11 +214,7 @@ def _take_with_care(
                 occurred_at=one.occurred_at,
                 received_at=post.received_at,
             )
-            judged += _look_at(post, one, policy)
-        findings = judging.store(
-            run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at
-        )
-        judging.act(run_id=post.run_id, policy=policy, findings=findings)
+        _judge(post, events, policy, judged, None)
         directive = directive_text(post.run_id)
         if decoded.refused:
             keep_unread(
@@ -206,22 +230,39 @@ def _take_with_care(
     return answers.accepted(first, directive, duplicate=False)
 
 
-def _look_at(post: Post, one: _Taken, policy: Policy) -> list[Judged]:
-    """Judge what must be decided within the step, and keep where each lane first went bad."""
-    event = one.event
-    if not event.flags and not event.data.get("nonfinite"):
-        return []
-    assert one.attempt is not None
-    try:
-        cells = event_cells(event)
-        said = judge_event(event, policy, backfill=one.backfill)
-    except Exception as error:
-        # Data is stored whatever a detector thinks of it; the run is shown as not watched.
-        log.exception("run %s: event %s of %s not judged", post.run_id, one.index, post.webhook_id)
-        reports.not_watched(post.run_id, error)
-        return []
-    minima.take(post.run_id, one.attempt, cells, minima.Seen("rank", one.occurred_at, post.received_at))
-    return [Judged(finding, one.attempt, one.backfill, one.occurred_at) for finding in said]
+def _judge(
+    post: Post,
+    events: Sequence[_Taken],
+    policy: Policy,
+    judged: list[Judged],
+    standing: judging.Standing | None,
+) -> bool:
+    """Judge what must be decided within the step; True when the directive may be another one now."""
+    bad: dict[int, list[tuple[BadCells, datetime | None]]] = {}
+    for one in events:
+        if not one.needs_look:
+            continue
+        assert one.attempt is not None
+        try:
+            cells = event_cells(one.event)
+            said = judge_event(one.event, policy, backfill=one.backfill)
+        except Exception as error:
+            # Data is stored whatever a detector thinks of it; the run is shown as not watched.
+            log.exception("run %s: event %s of %s not judged", post.run_id, one.index, post.webhook_id)
+            reports.not_watched(post.run_id, error)
+            continue
+        if len(cells):
+            bad.setdefault(one.attempt, []).append((cells, one.occurred_at))
+        judged += [Judged(finding, one.attempt, one.backfill, one.occurred_at) for finding in said]
+    # Cells before findings: an incident that opens reads where it began. Always in the same order.
+    for attempt, seen in sorted(bad.items()):
+        minima.take(
+            run_id=post.run_id, attempt=attempt, stream="rank", received_at=post.received_at, seen=seen
+        )
+    findings = judging.store(
+        run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at, standing=standing
+    )
+    return judging.act(run_id=post.run_id, policy=policy, findings=findings)
 
 
 def retried(take: Callable[[], HttpResponse | None]) -> HttpResponse | None:

@@ -154,8 +154,13 @@ def _take_with_care(
             cursor.execute(_STORE, (post.run_id, post.webhook_id, post.received_at, attempts.current, *row))
         if looked is not None:
             if looked.cells is not None:
-                seen = minima.Seen(frame.stream, occurred_at, post.received_at)
-                minima.take(post.run_id, attempt, looked.cells, seen)
+                minima.take(
+                    run_id=post.run_id,
+                    attempt=attempt,
+                    stream=frame.stream,
+                    received_at=post.received_at,
+                    seen=[(looked.cells, occurred_at)],
+                )
             said = looked.said
             if backfill and not looked.late:
                 said = judge_frame(frame, policy, backfill=True, health=looked.health)

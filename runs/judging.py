@@ -13,14 +13,13 @@ from datetime import datetime, timedelta
 import msgspec
 from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
-from psycopg.types.json import Jsonb
 
 from andon.detect.finding import Finding as Said
 from andon.policy import Policy
 from runs import directives
 from runs.locks import lock_run
 from runs.models import Directive, Finding, Pending, Run
-from runs.rows import raw_cursor
+from runs.rows import directive_text, raw_cursor
 from runs.signals import findings_stored
 
 log = logging.getLogger(__name__)
@@ -38,6 +37,29 @@ class Judged:
     attempt: int
     backfill: bool
     occurred_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """The directive in force, as far as a finding must know it."""
+
+    seq: int = 0
+    kind: str = ""
+    incident: str = ""
+    attempt: int = 0
+
+    @classmethod
+    def of(cls, document: str | None) -> "Standing":
+        """Read it from the signed document; a run without one stands at nothing."""
+        if document is None:
+            return cls()
+        read = msgspec.json.decode(document)
+        return cls(read["seq"], read["kind"], read["incident"] or "", read["attempt"])
+
+    @property
+    def holding(self) -> bool:
+        """Whether the run is held."""
+        return self.kind == Directive.Kind.HOLD
 
 
 def coalesce(judged: Iterable[Judged]) -> list[Judged]:
@@ -67,29 +89,68 @@ def coalesce(judged: Iterable[Judged]) -> list[Judged]:
     return list(kept.values())
 
 
-def store(*, run_id: int, policy: Policy, judged: Sequence[Judged], received_at: datetime) -> list[Finding]:
+def store(
+    *,
+    run_id: int,
+    policy: Policy,
+    judged: Sequence[Judged],
+    received_at: datetime,
+    standing: Standing | None = None,
+) -> list[Finding]:
     """Insert what is new among `judged` and return those rows, attached to the incident that holds.
 
     Runs in the transaction that stores the data. Rules that are off say nothing. A finding that must
-    act has `needs_incident` set, unless the run is held by an incident already: then it joins that.
+    act has `needs_incident` set, unless the run is held by an incident already: then it joins that, and
+    a worker shows it to the incident. Only the post that opens an incident locks the run.
+
+    Args:
+        standing: the directive in force, where the caller has just read it.
     """
     spoken = [one for one in coalesce(judged) if policy.mode(one.said.rule) != "off"][:MAX_PER_POST]
     if not spoken:
         return []
-    directive = directives.current(run_id)
-    holding = directive is not None and directive.kind == Directive.Kind.HOLD
+    if standing is None:
+        standing = Standing.of(directive_text(run_id))
     digest = policy.digest()
-    rows = []
+    rows: dict[str, Finding] = {}
     for one in spoken:
         row = _row(run_id, one, policy, digest, received_at)
-        if holding and directive is not None and row.needs_incident:
-            row.incident = directive.incident
-            row.needs_incident = not directive.incident
-        row.says = _says(one, directive, holding)
-        if _insert(row):
-            rows.append(row)
-    _show_joined(rows, directive)
-    return rows
+        if standing.holding and row.needs_incident:
+            row.incident = standing.incident
+            row.needs_incident = not standing.incident
+        row.says = _says(one, standing)
+        rows.setdefault(row.says, row)
+    new = []
+    with raw_cursor() as cursor:
+        cursor.execute(_STORE, (run_id, received_at, _encoded(rows.values(), standing)))
+        for says, pk in cursor.fetchall():
+            row = rows[says]
+            row.pk = pk
+            row._state.adding = False
+            new.append(row)
+    return sorted(new, key=lambda row: row.pk)
+
+
+_STORE = "SELECT new_says, new_id FROM andon_store_findings(%s, %s, %s)"
+_FIELDS = (
+    *("attempt", "kind", "rule", "mode", "severity", "step", "lanes", "series", "view", "score", "numbers"),
+    *("detail", "detector", "detector_version", "policy_digest", "backfill", "occurred_at"),
+    *("needs_incident", "incident", "says"),
+)
+
+
+def _encoded(rows: Iterable[Finding], standing: Standing) -> str:
+    listed = [
+        {name: getattr(row, name) for name in _FIELDS} | {"joined": _joins(row, standing)} for row in rows
+    ]
+    return msgspec.json.encode(listed).decode()
+
+
+def _joins(row: Finding, standing: Standing) -> bool:
+    """Return whether the incident in force must hear of a finding that does not open one."""
+    if not standing.holding or not standing.incident:
+        return False
+    return bool(row.incident) or (row.backfill and row.mode == "act" and row.attempt == standing.attempt)
 
 
 def _row(run_id: int, one: Judged, policy: Policy, digest: str, received_at: datetime) -> Finding:
@@ -126,12 +187,11 @@ def _row(run_id: int, one: Judged, policy: Policy, digest: str, received_at: dat
     )
 
 
-def _says(one: Judged, directive: Directive | None, holding: bool) -> str:
+def _says(one: Judged, standing: Standing) -> str:
     said = one.said
     # While held, a lane speaks once. Otherwise every halt speaks, since it must hold the run, and
     # what holds nothing speaks again after a while.
-    seq = 0 if directive is None else directive.seq
-    if holding:
+    if standing.holding:
         when: object = "held"
     elif said.severity == "halt":
         when = said.step
@@ -145,92 +205,26 @@ def _says(one: Judged, directive: Directive | None, holding: bool) -> str:
         said.series,
         said.view,
         said.severity,
-        seq,
+        standing.seq,
         when,
     ]
     text = msgspec.json.encode([*parts, list(said.lanes)])
     return hashlib.sha256(text).hexdigest()
 
 
-_INSERT = (
-    "INSERT INTO runs_finding (run_id, attempt, kind, rule, mode, severity, step, lanes, series, view, score,"
-    " numbers, detail, detector, detector_version, policy_digest, backfill, occurred_at, received_at,"
-    " created_at, needs_incident, incident, says)"
-    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
-    " ON CONFLICT (run_id, says) DO NOTHING RETURNING id"
-)
-
-
-def _insert(row: Finding) -> bool:
-    row.created_at = timezone.now()
-    with raw_cursor() as cursor:
-        cursor.execute(
-            _INSERT,
-            (
-                row.run_id,
-                row.attempt,
-                row.kind,
-                row.rule,
-                row.mode,
-                row.severity,
-                row.step,
-                Jsonb(row.lanes),
-                row.series,
-                row.view,
-                row.score,
-                Jsonb(row.numbers),
-                row.detail,
-                row.detector,
-                row.detector_version,
-                row.policy_digest,
-                row.backfill,
-                row.occurred_at,
-                row.received_at,
-                row.created_at,
-                row.needs_incident,
-                row.incident,
-                row.says,
-            ),
-        )
-        found = cursor.fetchone()
-    if found is None:
-        return False
-    row.pk = found[0]
-    row._state.adding = False
-    return True
-
-
-def _show_joined(rows: Sequence[Finding], directive: Directive | None) -> None:
-    """Leave findings that joined, or belong to the held attempt's past, for a worker to show upwards.
-
-    Only the post that opens an incident locks the run; the incident hears of the others in batches.
-    """
-    if directive is None or directive.kind != Directive.Kind.HOLD or not directive.incident:
-        return
-    joined = [
-        row
-        for row in rows
-        if row.incident or (row.backfill and row.mode == "act" and row.attempt == directive.attempt)
-    ]
-    if joined:
-        Pending.objects.bulk_create(
-            Pending(run_id=row.run_id, what="finding", ref=row.pk, received_at=row.received_at)
-            for row in joined
-        )
-
-
-def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> None:
+def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> bool:
     """Let acting findings open an incident, in a savepoint of the transaction that stored them.
 
     If that fails for any reason the data and the findings stay, and a halt holds the run without an
-    incident; the findings keep `needs_incident` and the sweep opens the incident later.
+    incident; the findings keep `needs_incident` and the sweep opens the incident later. Returns
+    whether there was anything to act on, so that the directive may be another one now.
     """
     waiting = [row for row in findings if row.needs_incident and not row.incident]
     if not waiting:
-        return
-    directive = directives.current(run_id)
-    if directive is not None and directive.kind == Directive.Kind.HOLD and not directive.incident:
-        return  # opening failed before: the sweep has it, and trying at every post would lock the run
+        return False
+    standing = Standing.of(directive_text(run_id))
+    if standing.holding and not standing.incident:
+        return True  # opening failed before: the sweep has it, and trying at every post would lock the run
     halted = [row.attempt for row in waiting if row.severity == Finding.Severity.HALT]
     try:
         with transaction.atomic():
@@ -239,20 +233,23 @@ def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> None:
         log.exception("run %s: no incident could be opened; data and findings are kept", run_id)
     if halted:
         _hold_anyway(run_id, policy, max(halted))
+    return True
 
 
 def _tell(run_id: int, waiting: list[Finding]) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', %s, true)", [OPENING_WAIT])
     run = lock_run(run_id)
-    directive = directives.current(run_id)
-    if directive is not None and directive.kind == Directive.Kind.HOLD and directive.incident:
+    standing = Standing.of(directive_text(run_id))
+    if standing.holding and standing.incident:
         # Another post opened it while this one waited for the lock: join it as a latecomer does.
         ids = [row.pk for row in waiting]
-        Finding.objects.filter(pk__in=ids).update(incident=directive.incident, needs_incident=False)
+        Finding.objects.filter(pk__in=ids).update(incident=standing.incident, needs_incident=False)
         for row in waiting:
-            row.incident, row.needs_incident = directive.incident, False
-        _show_joined(waiting, directive)
+            row.incident, row.needs_incident = standing.incident, False
+        Pending.objects.bulk_create(
+            Pending(run_id=run_id, what="finding", ref=row.pk, received_at=row.received_at) for row in waiting
+        )
     else:
         findings_stored.send(sender=Finding, run=run, findings=waiting)
     with connection.cursor() as cursor:
@@ -265,13 +262,12 @@ def _hold_anyway(run_id: int, policy: Policy, attempt: int) -> None:
     `attempt` is the newest that has a halt.
     """
     for _ in range(5):
-        directive = directives.current(run_id)
-        if directive is not None and directive.kind == Directive.Kind.HOLD:
+        standing = Standing.of(directive_text(run_id))
+        if standing.holding:
             return
         # `rollback` and `resume` hold their attempt too, until the permit is used: a late value of it
         # must not end an approval. What the next attempt shows is another matter.
-        approved = directive is not None and directive.kind != Directive.Kind.CONTINUE
-        if approved and directive is not None and attempt <= (directive.attempt or 0):
+        if standing.kind in {Directive.Kind.ROLLBACK, Directive.Kind.RESUME} and attempt <= standing.attempt:
             return
         try:
             with transaction.atomic():

@@ -6,6 +6,8 @@ checked by `runs.checks`, because `makemigrations --check` cannot see any of it.
 
 from django.db import migrations
 
+from runs import sql_ingest
+
 PARTITIONED = ("runs_event", "runs_frame")
 # Rows of these are never changed. Findings may only be handed to an incident, receipts may only
 # be forgotten once they are old.
@@ -163,115 +165,6 @@ END $$;
 SELECT andon_make_partitions(7);
 """
 
-# The commonest post, one or a few events that nobody must act on, is one round trip and one commit.
-# Functions rather than one long statement: their plans are kept per session, also behind a pooler.
-# Each statement inside sees what committed before it, so the directive is read after the data.
-_INGEST = """
-CREATE FUNCTION andon_store_events(
-    p_run bigint, p_webhook_id text, p_received timestamptz, p_current integer, p_events jsonb
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
-DECLARE
-    ids bigint[];
-BEGIN
-    WITH stored AS (
-        INSERT INTO runs_event (received_at, run_id, attempt, type, step, rank, node, occurred_at, backfill,
-                                view, ranks, flags, data, webhook_id, index)
-        SELECT p_received, p_run, coalesce(e.a, p_current), e.t, e.s, e.r, coalesce(e.n, ''),
-               coalesce(e.o, p_received), coalesce(e.b, false) OR coalesce(e.a, p_current) < p_current,
-               coalesce(e.v, ''), e.k, coalesce(e.f, '{}'), coalesce(e.d, '{}'), p_webhook_id, e.i
-        FROM jsonb_to_recordset(p_events) AS e (
-            t text, s bigint, r integer, n text, a integer, o timestamptz, b boolean,
-            v text, k jsonb, f jsonb, d jsonb, i integer)
-        RETURNING id, index, type
-    ), noted AS (
-        INSERT INTO runs_pending (run_id, what, ref, received_at)
-        SELECT p_run, 'event', id, p_received FROM stored WHERE type IN ('step', 'skip')
-    )
-    SELECT array_agg(id ORDER BY index) INTO ids FROM stored;
-    RETURN ids;
-END $$;
-
-CREATE FUNCTION andon_take_events(
-    p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb,
-    p_highest integer, p_events jsonb, OUT taken boolean, OUT directive text
-) LANGUAGE plpgsql AS $$
-DECLARE
-    current_attempt integer;
-BEGIN
-    taken := false;
-    SELECT number INTO current_attempt FROM runs_attempt
-        WHERE run_id = p_run ORDER BY number DESC LIMIT 1;
-    IF current_attempt IS NULL OR p_highest > current_attempt THEN
-        RETURN;
-    END IF;
-    INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
-        VALUES (p_run, p_webhook_id, p_sha, p_answer, p_received)
-        ON CONFLICT (run_id, webhook_id) DO NOTHING;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    PERFORM andon_store_events(p_run, p_webhook_id, p_received, current_attempt, p_events);
-    taken := true;
-    SELECT document::text INTO directive FROM runs_directive
-        WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
-END $$;
-"""
-
-_INGEST_FRAME = """
-CREATE FUNCTION andon_store_frame(
-    p_run bigint, p_webhook_id text, p_received timestamptz, p_current integer, p_attempt integer,
-    p_stream text, p_node text, p_content_type text, p_step_first bigint, p_step_last bigint,
-    p_lane_first integer, p_lane_last integer, p_lanes jsonb, p_rows integer, p_metrics jsonb,
-    p_bad_cells integer, p_skips boolean, p_backfill boolean, p_plane bytea, p_body bytea
-) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    new_id bigint;
-BEGIN
-    INSERT INTO runs_frame (received_at, run_id, attempt, stream, node, content_type, body, step_first,
-        step_last, lane_first, lane_last, lanes, rows, metrics, state_plane, bad_cells, skips, backfill,
-        webhook_id)
-    VALUES (p_received, p_run, p_attempt, p_stream, p_node, p_content_type, p_body, p_step_first,
-        p_step_last, p_lane_first, p_lane_last, p_lanes, p_rows, p_metrics, p_plane, p_bad_cells, p_skips,
-        p_backfill OR p_attempt < p_current, p_webhook_id)
-    RETURNING id INTO new_id;
-    IF p_stream IN ('rank', 'layer') THEN
-        INSERT INTO runs_pending (run_id, what, ref, received_at)
-            VALUES (p_run, 'frame', new_id, p_received);
-    END IF;
-    RETURN new_id;
-END $$;
-
-CREATE FUNCTION andon_take_frame(
-    p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb,
-    p_attempt integer, p_stream text, p_node text, p_content_type text, p_step_first bigint,
-    p_step_last bigint, p_lane_first integer, p_lane_last integer, p_lanes jsonb, p_rows integer,
-    p_metrics jsonb, p_bad_cells integer, p_skips boolean, p_backfill boolean, p_plane bytea, p_body bytea,
-    OUT taken boolean, OUT directive text
-) LANGUAGE plpgsql AS $$
-DECLARE
-    current_attempt integer;
-BEGIN
-    taken := false;
-    SELECT number INTO current_attempt FROM runs_attempt
-        WHERE run_id = p_run ORDER BY number DESC LIMIT 1;
-    IF current_attempt IS NULL OR p_attempt > current_attempt THEN
-        RETURN;
-    END IF;
-    INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
-        VALUES (p_run, p_webhook_id, p_sha, p_answer, p_received)
-        ON CONFLICT (run_id, webhook_id) DO NOTHING;
-    IF NOT FOUND THEN
-        RETURN;
-    END IF;
-    PERFORM andon_store_frame(p_run, p_webhook_id, p_received, current_attempt, p_attempt, p_stream, p_node,
-        p_content_type, p_step_first, p_step_last, p_lane_first, p_lane_last, p_lanes, p_rows, p_metrics,
-        p_bad_cells, p_skips, p_backfill, p_plane, p_body);
-    taken := true;
-    SELECT document::text INTO directive FROM runs_directive
-        WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
-END $$;
-"""
-
 # `andon_app` is made by whoever makes the database (compose, `up`); a test database may lack it.
 # Default privileges cover the tables of later migrations; their append-only tables revoke again.
 _GRANTS = f"""
@@ -300,9 +193,6 @@ INSERT INTO runs_project (slug, name, created_at) VALUES ('default', 'Default', 
 """
 
 _DROP = """
-DROP FUNCTION andon_take_events(bigint, text, bytea, timestamptz, jsonb, integer, jsonb);
-DROP FUNCTION andon_store_events(bigint, text, timestamptz, integer, jsonb);
-DROP FUNCTION andon_take_frame, andon_store_frame;
 DROP FUNCTION andon_make_partitions(integer);
 DROP TABLE runs_event, runs_frame;
 DROP FUNCTION andon_refuse_change() CASCADE;
@@ -313,8 +203,8 @@ DROP FUNCTION andon_make_append_only(text);
 
 OPERATIONS = [
     migrations.RunSQL(
-        sql=[_TABLES, _TRIGGERS, _PARTITIONS, _INGEST, _INGEST_FRAME, _GRANTS, _DEFAULT_PROJECT],
-        reverse_sql=[_DROP],
+        sql=[_TABLES, _TRIGGERS, _PARTITIONS, *sql_ingest.STATEMENTS, _GRANTS, _DEFAULT_PROJECT],
+        reverse_sql=[*sql_ingest.DROP, _DROP],
     )
 ]
 
@@ -328,10 +218,7 @@ OBJECTS: list[tuple[str, str, str]] = [
             "andon_refuse_receipt_change",
             "andon_make_append_only",
             "andon_make_partitions",
-            "andon_store_events",
-            "andon_take_events",
-            "andon_store_frame",
-            "andon_take_frame",
+            *sql_ingest.FUNCTIONS,
         )
     ],
     *[("partition", f"{table}_default", table) for table in PARTITIONED],

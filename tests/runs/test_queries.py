@@ -66,14 +66,14 @@ class TestFirstBad:
     def test_16384_dead_ranks_answer_within_50_ms(self, trainer: Trainer) -> None:
         from django.utils import timezone
 
-        seen = minima.Seen("rank", None, timezone.now())
+        how = {"run_id": trainer.run.pk, "attempt": 1, "stream": "rank", "received_at": timezone.now()}
         ranks = np.arange(16_384, dtype=np.int32)
         trainer.step(1, loss=2.0)
         # All went bad at once, except that one of them did so a step before.
         steps = np.where(ranks == 9_876, 99, 100)
         bad = cells(step=steps, lane=ranks, phase=np.full(16_384, 1), local=np.ones(16_384, dtype=bool))
-        assert minima.take(trainer.run.pk, 1, bad, seen) == 16_384
-        assert minima.take(trainer.run.pk, 1, bad, seen) == 0
+        assert minima.take(**how, seen=[(bad, None)]) == 16_384
+        assert minima.take(**how, seen=[(bad, None)]) == 0
         found = queries.first_bad(trainer.run, 1)
         assert found is not None
         assert (found.step, found.ranks) == (99, (9_876,))

@@ -14,6 +14,8 @@ from tests.runs.conftest import Trainer, rank_frame
 
 pytestmark = pytest.mark.django_db
 
+REFUSALS = ("append-only", "never changed", "kept for")
+
 
 def refused(statement: str) -> bool:
     with connection.cursor() as cursor:
@@ -21,7 +23,7 @@ def refused(statement: str) -> bool:
             with transaction.atomic():
                 cursor.execute(statement)
         except DatabaseError as error:
-            assert any(words in str(error) for words in ("append-only", "never changed", "kept for"))
+            assert any(words in str(error) for words in REFUSALS)  # noqa: PT017
             return True
     return False
 

@@ -1,0 +1,212 @@
+"""The statements of the ingest transaction, as functions of the database.
+
+Functions rather than statements sent each time: their plans are kept per session, also behind a pooler
+in transaction mode, and a post is one round trip. Each statement inside sees what committed before it.
+"""
+
+# The commonest post, one or a few events that nobody must act on, is one round trip and one commit. The
+# directive is read after the data.
+_EVENTS = """
+CREATE FUNCTION andon_store_events(
+    p_run bigint, p_webhook_id text, p_received timestamptz, p_current integer, p_events jsonb
+) RETURNS bigint[] LANGUAGE plpgsql AS $$
+DECLARE
+    ids bigint[];
+BEGIN
+    WITH stored AS (
+        INSERT INTO runs_event (received_at, run_id, attempt, type, step, rank, node, occurred_at, backfill,
+                                view, ranks, flags, data, webhook_id, index)
+        SELECT p_received, p_run, coalesce(e.a, p_current), e.t, e.s, e.r, coalesce(e.n, ''),
+               coalesce(e.o, p_received), coalesce(e.b, false) OR coalesce(e.a, p_current) < p_current,
+               coalesce(e.v, ''), e.k, coalesce(e.f, '{}'), coalesce(e.d, '{}'), p_webhook_id, e.i
+        FROM jsonb_to_recordset(p_events) AS e (
+            t text, s bigint, r integer, n text, a integer, o timestamptz, b boolean,
+            v text, k jsonb, f jsonb, d jsonb, i integer)
+        RETURNING id, index, type
+    ), noted AS (
+        INSERT INTO runs_pending (run_id, what, ref, received_at)
+        SELECT p_run, 'event', id, p_received FROM stored WHERE type IN ('step', 'skip')
+    )
+    SELECT array_agg(id ORDER BY index) INTO ids FROM stored;
+    RETURN ids;
+END $$;
+
+CREATE FUNCTION andon_take_events(
+    p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb,
+    p_highest integer, p_events jsonb, OUT taken boolean, OUT directive text, OUT current_attempt integer
+) LANGUAGE plpgsql AS $$
+BEGIN
+    taken := false;
+    SELECT number INTO current_attempt FROM runs_attempt
+        WHERE run_id = p_run ORDER BY number DESC LIMIT 1;
+    IF current_attempt IS NULL OR p_highest > current_attempt THEN
+        RETURN;
+    END IF;
+    INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
+        VALUES (p_run, p_webhook_id, p_sha, p_answer, p_received)
+        ON CONFLICT (run_id, webhook_id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM andon_store_events(p_run, p_webhook_id, p_received, current_attempt, p_events);
+    taken := true;
+    SELECT document::text INTO directive FROM runs_directive
+        WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
+END $$;
+"""
+
+_FRAMES = """
+CREATE FUNCTION andon_store_frame(
+    p_run bigint, p_webhook_id text, p_received timestamptz, p_current integer, p_attempt integer,
+    p_stream text, p_node text, p_content_type text, p_step_first bigint, p_step_last bigint,
+    p_lane_first integer, p_lane_last integer, p_lanes jsonb, p_rows integer, p_metrics jsonb,
+    p_bad_cells integer, p_skips boolean, p_backfill boolean, p_plane bytea, p_body bytea
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    new_id bigint;
+BEGIN
+    INSERT INTO runs_frame (received_at, run_id, attempt, stream, node, content_type, body, step_first,
+        step_last, lane_first, lane_last, lanes, rows, metrics, state_plane, bad_cells, skips, backfill,
+        webhook_id)
+    VALUES (p_received, p_run, p_attempt, p_stream, p_node, p_content_type, p_body, p_step_first,
+        p_step_last, p_lane_first, p_lane_last, p_lanes, p_rows, p_metrics, p_plane, p_bad_cells, p_skips,
+        p_backfill OR p_attempt < p_current, p_webhook_id)
+    RETURNING id INTO new_id;
+    IF p_stream IN ('rank', 'layer') THEN
+        INSERT INTO runs_pending (run_id, what, ref, received_at)
+            VALUES (p_run, 'frame', new_id, p_received);
+    END IF;
+    RETURN new_id;
+END $$;
+
+CREATE FUNCTION andon_take_frame(
+    p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb,
+    p_attempt integer, p_stream text, p_node text, p_content_type text, p_step_first bigint,
+    p_step_last bigint, p_lane_first integer, p_lane_last integer, p_lanes jsonb, p_rows integer,
+    p_metrics jsonb, p_bad_cells integer, p_skips boolean, p_backfill boolean, p_plane bytea, p_body bytea,
+    OUT taken boolean, OUT directive text
+) LANGUAGE plpgsql AS $$
+DECLARE
+    current_attempt integer;
+BEGIN
+    taken := false;
+    SELECT number INTO current_attempt FROM runs_attempt
+        WHERE run_id = p_run ORDER BY number DESC LIMIT 1;
+    IF current_attempt IS NULL OR p_attempt > current_attempt THEN
+        RETURN;
+    END IF;
+    INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
+        VALUES (p_run, p_webhook_id, p_sha, p_answer, p_received)
+        ON CONFLICT (run_id, webhook_id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM andon_store_frame(p_run, p_webhook_id, p_received, current_attempt, p_attempt, p_stream, p_node,
+        p_content_type, p_step_first, p_step_last, p_lane_first, p_lane_last, p_lanes, p_rows, p_metrics,
+        p_bad_cells, p_skips, p_backfill, p_plane, p_body);
+    taken := true;
+    SELECT document::text INTO directive FROM runs_directive
+        WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
+END $$;
+"""
+
+# An applied value orders before a skipped one; inside a step the micro-batch orders, where it is known and
+# the values are not yet reduced (as andon.detect.cells.order_key). Known lanes are left out before ON
+# CONFLICT sees them: a conflict costs more than this join. DO NOTHING and not DO UPDATE, which would lock
+# every row it meets, moved or not. Rows to move are locked in one order, so that two posts about the same
+# lanes cannot deadlock.
+_FIRST_BAD = """
+CREATE FUNCTION andon_cell_order(
+    skipped boolean, step bigint, micro_batch integer, phase smallint
+) RETURNS bigint[] LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT ARRAY[skipped::integer::bigint, step,
+        CASE WHEN micro_batch >= 0 AND phase < 3 THEN micro_batch ELSE 2147483647 END::bigint, phase::bigint]
+$$;
+
+CREATE FUNCTION andon_move_first_bad(
+    p_run bigint, p_attempt integer, p_stream text, p_received timestamptz, p_views text[], p_lanes text[],
+    p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
+    p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[]
+) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+    inserted integer;
+    moved integer;
+BEGIN
+    INSERT INTO runs_firstbad (run_id, attempt, stream, view, lane, rank, step, micro_batch, phase, skipped,
+                               bits, series, value, occurred_at, received_at)
+    SELECT p_run, p_attempt, p_stream, n.view, n.lane, n.rank, n.step, n.micro_batch, n.phase, n.skipped,
+           n.bits, n.series, n.value, n.occurred, p_received
+    FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series,
+                p_values, p_occurred)
+         AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
+    WHERE NOT EXISTS (
+        SELECT FROM runs_firstbad f WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
+        AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank)
+    ORDER BY n.view, n.lane, n.rank
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS inserted = ROW_COUNT;
+    IF inserted = cardinality(p_lanes) THEN
+        RETURN inserted;
+    END IF;
+    WITH n AS (
+        SELECT * FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits,
+                             p_series, p_values, p_occurred)
+             AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
+    ), earlier AS (
+        SELECT f.id, n.* FROM runs_firstbad f JOIN n
+            ON f.view = n.view AND f.lane = n.lane AND f.rank = n.rank
+        WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
+              AND andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
+                  < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase)
+        ORDER BY f.id FOR NO KEY UPDATE OF f
+    )
+    UPDATE runs_firstbad f SET step = e.step, micro_batch = e.micro_batch, phase = e.phase,
+           skipped = e.skipped, bits = e.bits, series = e.series, value = e.value,
+           occurred_at = e.occurred, received_at = p_received
+    FROM earlier e
+    WHERE f.id = e.id AND andon_cell_order(e.skipped, e.step, e.micro_batch, e.phase)
+                          < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase);
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    RETURN inserted + moved;
+END $$;
+"""
+
+# Returns the digests that were new. A finding that joined the incident in force is left for a worker.
+_FINDINGS = """
+CREATE FUNCTION andon_store_findings(p_run bigint, p_received timestamptz, p_rows jsonb)
+RETURNS TABLE (new_says text, new_id bigint) LANGUAGE sql AS $$
+    WITH said AS (
+        SELECT * FROM jsonb_to_recordset(p_rows) AS r (
+            attempt integer, kind text, rule text, mode text, severity text, step bigint, lanes jsonb,
+            series text, view text, score float8, numbers jsonb, detail text, detector text,
+            detector_version text, policy_digest text, backfill boolean, occurred_at timestamptz,
+            needs_incident boolean, incident text, says text, joined boolean)
+    ), stored AS (
+        INSERT INTO runs_finding (run_id, attempt, kind, rule, mode, severity, step, lanes, series, view,
+            score, numbers, detail, detector, detector_version, policy_digest, backfill, occurred_at,
+            received_at, created_at, needs_incident, incident, says)
+        SELECT p_run, attempt, kind, rule, mode, severity, step, lanes, series, view, score, numbers, detail,
+            detector, detector_version, policy_digest, backfill, occurred_at, p_received, clock_timestamp(),
+            needs_incident, incident, says
+        FROM said ORDER BY says
+        ON CONFLICT (run_id, says) DO NOTHING
+        RETURNING id, says
+    ), left_for_a_worker AS (
+        INSERT INTO runs_pending (run_id, what, ref, received_at)
+        SELECT p_run, 'finding', stored.id, p_received FROM stored JOIN said USING (says) WHERE said.joined
+    )
+    SELECT says, id FROM stored
+$$;
+"""
+
+STATEMENTS = (_EVENTS, _FRAMES, _FIRST_BAD, _FINDINGS)
+FUNCTIONS = (
+    "andon_store_events",
+    "andon_take_events",
+    "andon_store_frame",
+    "andon_take_frame",
+    "andon_cell_order",
+    "andon_move_first_bad",
+    "andon_store_findings",
+)
+DROP = tuple(f"DROP FUNCTION {name};" for name in reversed(FUNCTIONS))
