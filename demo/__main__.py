@@ -30,8 +30,8 @@ REQUESTER, APPROVER = "mira", "jonas"
 class Demo:
     """One demo: a server, a failing run, a supervisor, and what people need to take part."""
 
-    def __init__(self, *, live: bool, speed: float) -> None:
-        chosen = os.environ.get("ANDON_DATA_DIR")
+    def __init__(self, *, live: bool, speed: float, data_dir: Path | None = None) -> None:
+        chosen = data_dir or os.environ.get("ANDON_DATA_DIR")
         self.data_dir = fresh_directory(Path(chosen or REPOSITORY / "var" / "demo").resolve())
         (self.data_dir / "demo.pid").write_text(str(os.getpid()), "utf-8")
         self.live, self.speed = live, speed
