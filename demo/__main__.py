@@ -222,10 +222,14 @@ def quiet(demo: Demo, stages: Stages, token: str) -> None:
         acted = demo.launch_quiet("act")
         trainer = demo.trainers[-1]
         checker = Checker(demo.server, acted, token, trainer.answer)
-        until("an incident opens", checker.incident, 120)
-        until("the run is held", lambda: trainer.ended_well() is False, 60)
-        expect("hold file", (trainer.checkpoint_dir / "andon-hold.json").exists(), True)
+        until("the run is held", lambda: told_to_hold(checker), 120)
         until("the spike is found", lambda: checker.spike_is_found("act"), 60)
+
+
+def told_to_hold(checker: Checker) -> bool:
+    """Whether the run's incident has turned its directive to hold."""
+    incident = checker.incident()
+    return incident is not None and bool(incident["directive"]["kind"] == "hold")
 
 
 def _obeyed(checker: Checker) -> bool:
