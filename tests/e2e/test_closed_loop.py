@@ -104,11 +104,7 @@ def test_a_spike_without_a_nan_holds_only_when_the_rule_acts(demo: Demo, vault: 
     checker = Checker(demo.server, run, token, trainer.answer)
     until("the spike is found", lambda: checker.spike_is_found(mode), 120)
     if mode == "act":
-        until(
-            "the run is held",
-            lambda: (checker.incident() or {}).get("directive", {}).get("kind") == "hold",
-            60,
-        )
+        until("the run is held", lambda: told_to_hold(checker), 60)
     else:
         until("the run ends", lambda: trainer.ended_well() is not None, 120)
         assert trainer.ended_well()
