@@ -17,18 +17,16 @@ from benchmarks.load import Answered, fire, percentile
 from benchmarks.serving import granian, servers, worker
 
 NODES = 2_048
-ALONE = 100
+ALONE, ALONE_EVERY_S = 40, 1.0
 RATE_POSTS = 4_000
 GOAL_ALL_S, GOAL_P99_MS, GOAL_ALONE_MS = 2.0, 250.0, 50.0
 
 
 def bad_post(posts: Posts, node: int, step: int) -> bytes:
-    """Return one node's post: its first rank's local NaN, and the reduced one every node sees."""
-    events = [
-        {"type": "step", "step": step, "rank": node * 8, "node": f"n{node}", "data": {"loss": "nan"}},
-        {"type": "step", "step": step, "node": f"n{node}", "data": {"grad_norm": "nan"}},
-    ]
-    return posts.signed("events", json.dumps(events).encode(), "application/json")
+    """Return one node's post: its first rank's NaN, and the gradient norm that every node sees."""
+    data = {"loss": "nan", "grad_norm": "nan", "lr": 3e-4, "nonfinite": 14}
+    event = {"type": "step", "step": step, "rank": node * 8, "node": f"n{node}", "data": data}
+    return posts.signed("events", json.dumps(event).encode(), "application/json")
 
 
 def summary(answered: Answered, posts: int) -> dict[str, Any]:
@@ -77,7 +75,9 @@ def alone(port: int) -> dict[str, Any]:
         posts = new_run()
         requests.append(posts.signed("events", event(1), "application/json"))
         requests.append(bad_post(posts, 0, 2))
-    answered = taken(fire(port, requests, 1), len(requests))
+    # Alone: the evidence of the one before is collected by then.
+    arrivals = [n // 2 * ALONE_EVERY_S + n % 2 * ALONE_EVERY_S / 2 for n in range(len(requests))]
+    answered = taken(fire(port, requests, 1, arrivals), len(requests))
     bad = answered.latency_s[1::2]
     return {
         "posts": len(bad),
@@ -109,23 +109,33 @@ def measure(environment: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure, print, judge."""
-    with servers() as environment:
-        result = measure(environment)
+def goals_of(result: dict[str, Any]) -> dict[str, bool]:
+    """Return each goal and whether it was met."""
     second, paced = result["within_a_second"], result["at_0.7_of_the_rate"]
-    goals = {
+    return {
         "one incident, one freeze plan, every reply hold": all(
             (part["incidents"], part["freeze_plans"], part["directives"], part["holds"]) == (1, 1, 2, NODES)
             and part["first_bad_lanes"] == NODES
             for part in (second, paced)
         ),
-        f"all answered within {GOAL_ALL_S} s": second["all_answered_s"] <= GOAL_ALL_S,
-        f"p99 ≤ {GOAL_P99_MS} ms at 0.7 × the rate": paced["p99_ms"] <= GOAL_P99_MS,
-        f"a NaN alone: p99 ≤ {GOAL_ALONE_MS} ms": result["alone"]["p99_ms"] <= GOAL_ALONE_MS,
+        f"offered within 1 s: all answered within {GOAL_ALL_S} s": second["all_answered_s"] <= GOAL_ALL_S,
+        f"at 0.7 x the rate: p99 {GOAL_P99_MS} ms": paced["p99_ms"] <= GOAL_P99_MS,
+        f"a NaN alone: p99 {GOAL_ALONE_MS} ms": result["alone"]["p99_ms"] <= GOAL_ALONE_MS,
     }
-    print(json.dumps({"bench": "storm", **result, "goals": goals}, indent=2, ensure_ascii=False))
-    return 0 if all(goals.values()) else 1
+
+
+def run(environment: dict[str, str]) -> dict[str, Any]:
+    """Measure on running servers; returns figures with their goals."""
+    result = measure(environment)
+    return {"bench": "storm", **result, "goals": goals_of(result)}
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    with servers() as environment:
+        result = run(environment)
+    print(json.dumps(result, indent=2))
+    return 0 if all(result["goals"].values()) else 1
 
 
 if __name__ == "__main__":

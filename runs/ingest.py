@@ -18,7 +18,6 @@ from django.http import HttpResponse
 from psycopg import errors
 from psycopg.types.json import Jsonb
 
-from andon.detect.cells import BadCells
 from andon.detect.nonfinite import event_cells, judge_event
 from andon.policy import Policy
 from andon.wire import DecodedEvents, Event, format_time
@@ -72,7 +71,9 @@ def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpRespo
     answer = None
     if not decoded.refused and not any(one.needs_care(policy) for one in events):
         if any(one.needs_look for one in events):
-            answer = retried(lambda: _take_and_look(post, events, policy, first))
+            answer = retried(lambda: _take_joined(post, events, policy, first)) or retried(
+                lambda: _take_and_look(post, events, policy, first)
+            )
         else:
             answer = _take_clean(post, events, first)
     if answer is None:
@@ -134,6 +135,7 @@ class _Taken:
 
 
 _TAKE = "SELECT taken, directive, current_attempt FROM andon_take_events(%s, %s, %b, %s, %s, %s, %s)"
+_JOIN = f"SELECT taken, directive FROM andon_take_joined(%s, %s, %b, {', '.join(['%s'] * 18)})"  # noqa: S608
 _STORE = "SELECT andon_store_events(%s, %s, %s, %s, %s)"
 
 
@@ -166,10 +168,7 @@ def _take_clean(post: Post, events: Sequence[_Taken], first: dict[str, object]) 
 def _take_and_look(
     post: Post, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
 ) -> HttpResponse | None:
-    """Store events of which some show a nonfinite value, and act on it; None as `_take_clean`.
-
-    In a storm thousands of these arrive within a second, so it costs three statements.
-    """
+    """Store events of which some show a nonfinite value, and act on it; None as `_take_clean`."""
     with transaction.atomic():
         taken, directive, current = _take(post, events, first)
         if not taken or current is None:
@@ -179,6 +178,61 @@ def _take_and_look(
             one.backfill = one.attempt < current
         if _judge(post, events, policy, [], judging.Standing.of(directive)):
             directive = directive_text(post.run_id)
+        known = judging.Standing.of(directive)
+    _held[post.run_id] = (known, current) if known.holding and known.incident else None
+    return answers.accepted(first, directive, duplicate=False)
+
+
+# Where this process last saw a run held, and in which attempt: a guess, checked by the statement.
+_held: dict[int, tuple[judging.Standing, int] | None] = {}
+
+
+def _take_joined(
+    post: Post, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
+) -> HttpResponse | None:
+    """Store a bad post of a run that is held by an incident, in one statement; None when it is not."""
+    held = _held.get(post.run_id)
+    if held is None:
+        return None
+    standing, attempt = held
+    if any(one.attempt not in (None, attempt) for one in events):
+        return None
+    seen: list[minima.Seen] = []
+    judged: list[Judged] = []
+    for one in events:
+        if one.needs_look:
+            try:
+                cells, said = event_cells(one.event), judge_event(one.event, policy)
+            except Exception:
+                return None  # the long way says so on the run
+            seen += [(cells, one.occurred_at)] if len(cells) else []
+            judged += [Judged(finding, attempt, False, one.occurred_at) for finding in said]
+    rows = judging.rows_of(
+        run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at, standing=standing
+    )
+    with raw_cursor() as cursor:
+        cursor.execute(
+            _JOIN,
+            (
+                post.run_id,
+                post.webhook_id,
+                post.sha256,
+                post.received_at,
+                Jsonb(first),
+                msgspec.json.encode([one.row() for one in events]).decode(),
+                attempt,
+                standing.seq,
+                judging.encoded(rows.values(), standing),
+                "rank",
+                *minima.columns_of(seen),
+            ),
+        )
+        taken, directive = cursor.fetchone() or (False, None)
+    if not taken:
+        _held.pop(post.run_id, None)
+        return None
+    for one in events:
+        one.attempt = attempt
     return answers.accepted(first, directive, duplicate=False)
 
 
@@ -238,7 +292,7 @@ def _judge(
     standing: judging.Standing | None,
 ) -> bool:
     """Judge what must be decided within the step; True when the directive may be another one now."""
-    bad: dict[int, list[tuple[BadCells, datetime | None]]] = {}
+    bad: dict[int, list[minima.Seen]] = {}
     for one in events:
         if not one.needs_look:
             continue

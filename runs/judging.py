@@ -106,23 +106,16 @@ def store(
     Args:
         standing: the directive in force, where the caller has just read it.
     """
-    spoken = [one for one in coalesce(judged) if policy.mode(one.said.rule) != "off"][:MAX_PER_POST]
-    if not spoken:
+    if not judged:
         return []
     if standing is None:
         standing = Standing.of(directive_text(run_id))
-    digest = policy.digest()
-    rows: dict[str, Finding] = {}
-    for one in spoken:
-        row = _row(run_id, one, policy, digest, received_at)
-        if standing.holding and row.needs_incident:
-            row.incident = standing.incident
-            row.needs_incident = not standing.incident
-        row.says = _says(one, standing)
-        rows.setdefault(row.says, row)
+    rows = rows_of(run_id=run_id, policy=policy, judged=judged, received_at=received_at, standing=standing)
+    if not rows:
+        return []
     new = []
     with raw_cursor() as cursor:
-        cursor.execute(_STORE, (run_id, received_at, _encoded(rows.values(), standing)))
+        cursor.execute(_STORE, (run_id, received_at, encoded(rows.values(), standing)))
         for says, pk in cursor.fetchall():
             row = rows[says]
             row.pk = pk
@@ -139,7 +132,25 @@ _FIELDS = (
 )
 
 
-def _encoded(rows: Iterable[Finding], standing: Standing) -> str:
+def rows_of(
+    *, run_id: int, policy: Policy, judged: Sequence[Judged], received_at: datetime, standing: Standing
+) -> dict[str, Finding]:
+    """Return the rows that may be inserted, by what they say."""
+    spoken = [one for one in coalesce(judged) if policy.mode(one.said.rule) != "off"][:MAX_PER_POST]
+    digest = policy.digest()
+    rows: dict[str, Finding] = {}
+    for one in spoken:
+        row = _row(run_id, one, policy, digest, received_at)
+        if standing.holding and row.needs_incident:
+            row.incident = standing.incident
+            row.needs_incident = not standing.incident
+        row.says = _says(one, standing)
+        rows.setdefault(row.says, row)
+    return rows
+
+
+def encoded(rows: Iterable[Finding], standing: Standing) -> str:
+    """Return rows as the JSON that `andon_store_findings` takes."""
     listed = [
         {name: getattr(row, name) for name in _FIELDS} | {"joined": _joins(row, standing)} for row in rows
     ]
@@ -164,6 +175,7 @@ def _row(run_id: int, one: Judged, policy: Policy, digest: str, received_at: dat
         numbers = {**numbers, "micro_batch": said.micro_batch}
     mode = policy.mode(said.rule)
     return Finding(
+        says="",  # follows from the rest
         run_id=run_id,
         attempt=one.attempt,
         kind=said.kind[:64],

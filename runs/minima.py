@@ -15,14 +15,11 @@ from runs.rows import raw_cursor
 _TAKE = f"SELECT andon_move_first_bad({', '.join(['%s'] * 15)})"
 
 
-def take(
-    *,
-    run_id: int,
-    attempt: int,
-    stream: str,
-    received_at: datetime,
-    seen: Sequence[tuple[BadCells, datetime | None]],
-) -> int:
+Columns = list[list[Any]]  # the eleven arrays of `andon_move_first_bad`, one entry per lane
+Seen = tuple[BadCells, datetime | None]  # cells of one event or frame, and when it occurred
+
+
+def take(*, run_id: int, attempt: int, stream: str, received_at: datetime, seen: Sequence[Seen]) -> int:
     """Take in the bad cells of one post; returns how many lanes are newly bad or bad earlier than known.
 
     The caller's transaction decides whether it counts. Compare-and-set: the outcome does not depend
@@ -30,28 +27,32 @@ def take(
 
     Args:
         stream: rank or layer.
-        seen: cells and when they occurred, once per event or frame.
     """
-    columns: list[list[Any]] = [[] for _ in range(11)]
-    for cells, occurred_at in seen:
-        # A lane keeps a local and a reduced cell apart: only the local one may name a rank.
-        for local in (True, False):
-            part = cells.take(cells.local == local)
-            if not len(part):
-                continue
-            view = "local" if local else "reduced"
-            for column, values in zip(
-                columns, _columns(earliest_per_lane(part), view, occurred_at), strict=True
-            ):
-                column.extend(values)
+    columns = columns_of(seen)
     if not columns[0]:
         return 0
-    if len(seen) > 1:
-        columns = _one_per_lane(columns)
     with raw_cursor() as cursor:
         cursor.execute(_TAKE, (run_id, attempt, stream, received_at, *columns))
         row = cursor.fetchone()
     return int(row[0]) if row else 0
+
+
+def columns_of(seen: Sequence[Seen]) -> Columns:
+    """Return the earliest cell per lane and view, as columns for the database."""
+    columns: Columns = [[] for _ in range(11)]
+    for cells, occurred_at in seen:
+        # A lane keeps a local and a reduced cell apart: only the local one may name a rank.
+        for local in (True, False):
+            part = cells if len(cells) == 1 else cells.take(cells.local == local)
+            if not len(part) or bool(part.local[0]) != local:
+                continue
+            if len(part) > 1:
+                part = earliest_per_lane(part)
+            for column, values in zip(
+                columns, _columns(part, "local" if local else "reduced", occurred_at), strict=True
+            ):
+                column.extend(values)
+    return _one_per_lane(columns) if len(seen) > 1 and columns[0] else columns
 
 
 def _columns(part: BadCells, view: str, occurred_at: datetime | None) -> list[list[Any]]:

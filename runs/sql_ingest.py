@@ -2,6 +2,8 @@
 
 Functions rather than statements sent each time: their plans are kept per session, also behind a pooler
 in transaction mode, and a post is one round trip. Each statement inside sees what committed before it.
+Generic plans are forced: PostgreSQL would otherwise plan anew for every post, since it can tell from the
+values how short their arrays are, and planning costs ten times what the look-ups do.
 """
 
 # The commonest post, one or a few events that nobody must act on, is one round trip and one commit. The
@@ -9,7 +11,7 @@ in transaction mode, and a post is one round trip. Each statement inside sees wh
 _EVENTS = """
 CREATE FUNCTION andon_store_events(
     p_run bigint, p_webhook_id text, p_received timestamptz, p_current integer, p_events jsonb
-) RETURNS bigint[] LANGUAGE plpgsql AS $$
+) RETURNS bigint[] LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     ids bigint[];
 BEGIN
@@ -34,7 +36,7 @@ END $$;
 CREATE FUNCTION andon_take_events(
     p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb,
     p_highest integer, p_events jsonb, OUT taken boolean, OUT directive text, OUT current_attempt integer
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
     taken := false;
     SELECT number INTO current_attempt FROM runs_attempt
@@ -61,7 +63,7 @@ CREATE FUNCTION andon_store_frame(
     p_stream text, p_node text, p_content_type text, p_step_first bigint, p_step_last bigint,
     p_lane_first integer, p_lane_last integer, p_lanes jsonb, p_rows integer, p_metrics jsonb,
     p_bad_cells integer, p_skips boolean, p_backfill boolean, p_plane bytea, p_body bytea
-) RETURNS bigint LANGUAGE plpgsql AS $$
+) RETURNS bigint LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     new_id bigint;
 BEGIN
@@ -85,7 +87,7 @@ CREATE FUNCTION andon_take_frame(
     p_step_last bigint, p_lane_first integer, p_lane_last integer, p_lanes jsonb, p_rows integer,
     p_metrics jsonb, p_bad_cells integer, p_skips boolean, p_backfill boolean, p_plane bytea, p_body bytea,
     OUT taken boolean, OUT directive text
-) LANGUAGE plpgsql AS $$
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     current_attempt integer;
 BEGIN
@@ -112,9 +114,10 @@ END $$;
 
 # An applied value orders before a skipped one; inside a step the micro-batch orders, where it is known and
 # the values are not yet reduced (as andon.detect.cells.order_key). Known lanes are left out before ON
-# CONFLICT sees them: a conflict costs more than this join. DO NOTHING and not DO UPDATE, which would lock
-# every row it meets, moved or not. Rows to move are locked in one order, so that two posts about the same
-# lanes cannot deadlock.
+# CONFLICT sees them, which costs more than a look-up; both look-ups go by the index lane by lane, for as
+# joins they were planned over all lanes of the run, for every post. DO NOTHING and not DO UPDATE, which would
+# lock every row it meets, moved or not. Rows to move are locked in one order, so that two posts about the
+# same lanes cannot deadlock.
 _FIRST_BAD = """
 CREATE FUNCTION andon_cell_order(
     skipped boolean, step bigint, micro_batch integer, phase smallint
@@ -127,7 +130,7 @@ CREATE FUNCTION andon_move_first_bad(
     p_run bigint, p_attempt integer, p_stream text, p_received timestamptz, p_views text[], p_lanes text[],
     p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
     p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[]
-) RETURNS integer LANGUAGE plpgsql AS $$
+) RETURNS integer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     inserted integer;
     moved integer;
@@ -139,9 +142,10 @@ BEGIN
     FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series,
                 p_values, p_occurred)
          AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
-    WHERE NOT EXISTS (
-        SELECT FROM runs_firstbad f WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
-        AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank)
+    WHERE (
+        SELECT true FROM runs_firstbad f
+        WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
+              AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank LIMIT 1) IS NULL
     ORDER BY n.view, n.lane, n.rank
     ON CONFLICT DO NOTHING;
     GET DIAGNOSTICS inserted = ROW_COUNT;
@@ -153,17 +157,21 @@ BEGIN
                              p_series, p_values, p_occurred)
              AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
     ), earlier AS (
-        SELECT f.id, n.* FROM runs_firstbad f JOIN n
-            ON f.view = n.view AND f.lane = n.lane AND f.rank = n.rank
-        WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
-              AND andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
-                  < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase)
-        ORDER BY f.id FOR NO KEY UPDATE OF f
+        SELECT known.id, n.* FROM n CROSS JOIN LATERAL (
+            SELECT f.id, f.skipped, f.step, f.micro_batch, f.phase FROM runs_firstbad f
+            WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
+                  AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank LIMIT 1
+        ) AS known
+        WHERE andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
+              < andon_cell_order(known.skipped, known.step, known.micro_batch, known.phase)
+    ), locked AS (
+        SELECT f.id FROM runs_firstbad f WHERE f.id IN (SELECT id FROM earlier)
+        ORDER BY f.id FOR NO KEY UPDATE
     )
     UPDATE runs_firstbad f SET step = e.step, micro_batch = e.micro_batch, phase = e.phase,
            skipped = e.skipped, bits = e.bits, series = e.series, value = e.value,
            occurred_at = e.occurred, received_at = p_received
-    FROM earlier e
+    FROM earlier e JOIN locked USING (id)
     WHERE f.id = e.id AND andon_cell_order(e.skipped, e.step, e.micro_batch, e.phase)
                           < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase);
     GET DIAGNOSTICS moved = ROW_COUNT;
@@ -174,8 +182,9 @@ END $$;
 # Returns the digests that were new. A finding that joined the incident in force is left for a worker.
 _FINDINGS = """
 CREATE FUNCTION andon_store_findings(p_run bigint, p_received timestamptz, p_rows jsonb)
-RETURNS TABLE (new_says text, new_id bigint) LANGUAGE sql AS $$
-    WITH said AS (
+RETURNS TABLE (new_says text, new_id bigint) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY WITH said AS (
         SELECT * FROM jsonb_to_recordset(p_rows) AS r (
             attempt integer, kind text, rule text, mode text, severity text, step bigint, lanes jsonb,
             series text, view text, score float8, numbers jsonb, detail text, detector text,
@@ -195,11 +204,49 @@ RETURNS TABLE (new_says text, new_id bigint) LANGUAGE sql AS $$
         INSERT INTO runs_pending (run_id, what, ref, received_at)
         SELECT p_run, 'finding', stored.id, p_received FROM stored JOIN said USING (says) WHERE said.joined
     )
-    SELECT says, id FROM stored
-$$;
+    SELECT stored.says::text, stored.id FROM stored;
+END $$;
 """
 
-STATEMENTS = (_EVENTS, _FRAMES, _FIRST_BAD, _FINDINGS)
+# A bad post of a run that is held already, in one statement: thousands arrive within a second of the first.
+# It is taken only if the run still stands where the sender of this statement last saw it; otherwise
+# nothing is stored and the post takes the long way.
+_JOINED = """
+CREATE FUNCTION andon_take_joined(
+    p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb, p_events jsonb,
+    p_attempt integer, p_seq bigint, p_findings jsonb, p_stream text, p_views text[], p_lanes text[],
+    p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
+    p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[],
+    OUT taken boolean, OUT directive text
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    taken := false;
+    IF p_attempt IS DISTINCT FROM (
+        SELECT number FROM runs_attempt WHERE run_id = p_run ORDER BY number DESC LIMIT 1)
+       OR p_seq IS DISTINCT FROM (
+        SELECT seq FROM runs_directive WHERE run_id = p_run ORDER BY seq DESC LIMIT 1)
+    THEN
+        RETURN;
+    END IF;
+    INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
+        VALUES (p_run, p_webhook_id, p_sha, p_answer, p_received)
+        ON CONFLICT (run_id, webhook_id) DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM andon_store_events(p_run, p_webhook_id, p_received, p_attempt, p_events);
+    IF cardinality(p_lanes) > 0 THEN
+        PERFORM andon_move_first_bad(p_run, p_attempt, p_stream, p_received, p_views, p_lanes, p_ranks,
+            p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series, p_values, p_occurred);
+    END IF;
+    PERFORM new_id FROM andon_store_findings(p_run, p_received, p_findings);
+    taken := true;
+    SELECT document::text INTO directive FROM runs_directive
+        WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
+END $$;
+"""
+
+STATEMENTS = (_EVENTS, _FRAMES, _FIRST_BAD, _FINDINGS, _JOINED)
 FUNCTIONS = (
     "andon_store_events",
     "andon_take_events",
@@ -208,5 +255,6 @@ FUNCTIONS = (
     "andon_cell_order",
     "andon_move_first_bad",
     "andon_store_findings",
+    "andon_take_joined",
 )
 DROP = tuple(f"DROP FUNCTION {name};" for name in reversed(FUNCTIONS))
