@@ -20,8 +20,8 @@ demo: setup ## show the whole loop on a recorded failure (LIVE=1: train for real
 test: setup ## every check: lint, types, imports, migrations, deployment, tests on real servers
 	@scripts/check.sh $(ARGS)
 
-bench: setup ## benchmarks against a bare view and MLflow
-	@exec $(PY) -m benchmarks
+bench: setup ## measure against a bare view and MLflow (ARGS="ingest storm": only these)
+	@exec $(PY) -m benchmarks $(ARGS)
 
 screens: setup ## screenshots of the demo for README and docs
 	@exec $(PY) -m demo.screens

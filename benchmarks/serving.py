@@ -17,7 +17,6 @@ from config.embedded.postgres import APP, OWNER, Postgres
 from config.embedded.valkey import Valkey, free_port
 
 ROOT = Path(__file__).resolve().parent.parent
-WORKERS, THREADS = 2, 4
 
 
 @contextlib.contextmanager
@@ -49,7 +48,6 @@ def servers() -> Iterator[dict[str, str]]:
                 "ANDON_SECRET_KEY": "bench-" * 12,
                 "ANDON_RATE_SMALL": "1000000",
                 "ANDON_RATE_LARGE": "1000000",
-                "ANDON_WEB_THREADS": str(THREADS),
                 "ANDON_LOG_LEVEL": "WARNING",
                 "DJANGO_SETTINGS_MODULE": "config.settings",
             }
@@ -94,21 +92,10 @@ def process(arguments: list[str], environment: dict[str, str], *, port: int | No
 @contextlib.contextmanager
 def granian(module: str, environment: dict[str, str]) -> Iterator[int]:
     """Serve a WSGI module; yields the port."""
+    from config.management.commands.up import web_options
+
     port = free_port()
-    arguments = [
-        *["granian", "--interface", "wsgi", "--host", "127.0.0.1", "--port", str(port)],
-        *[
-            "--workers",
-            str(WORKERS),
-            "--blocking-threads",
-            str(THREADS),
-            "--backlog",
-            "4096",
-            "--backpressure",
-            "4096",
-        ],
-        *["--log-level", "warning", f"{module}:application"],
-    ]
+    arguments = ["granian", *web_options("127.0.0.1", port), f"{module}:application"]
     with process(arguments, environment, port=port):
         time.sleep(0.5)  # all workers, not only the first
         yield port

@@ -91,7 +91,11 @@ class Command(BaseCommand):
         self._add("worker", [*celery, "worker", *_WORKER_OPTIONS], grace_s=15)
         # The schedule is in the settings and all of it is intervals, so there is nothing to remember.
         self._add("scheduler", [*celery, "beat", "--scheduler", "celery.beat:Scheduler"], grace_s=5)
-        self._add("web", [*python, "granian", *_web_options(), "config.wsgi:application"], grace_s=15)
+        self._add(
+            "web",
+            [*python, "granian", *web_options(settings.BIND, settings.PORT), "config.wsgi:application"],
+            grace_s=15,
+        )
         self._wait_until_ready()
 
     def _start_postgres(self) -> dict[str, str]:
@@ -198,9 +202,10 @@ _WORKER_OPTIONS = (
 )
 
 
-def _web_options() -> list[str]:
+def web_options(bind: str, port: int) -> list[str]:
+    """Return granian's arguments before the module; the benchmarks serve their floor with the same."""
     return [
-        *("--interface", "wsgi", "--host", settings.BIND, "--port", str(settings.PORT)),
+        *("--interface", "wsgi", "--host", bind, "--port", str(port)),
         *("--workers", str(settings.WEB_WORKERS), "--blocking-threads", str(settings.WEB_THREADS)),
         # A fleet posts within one second when something breaks; those posts wait in line, none is refused.
         *("--backlog", "4096", "--backpressure", "4096"),
