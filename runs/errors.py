@@ -13,7 +13,11 @@ logger = logging.getLogger(__name__)
 
 def bad_request(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:
     """Answer 400: the request could not be read."""
-    return render(request, "400.html", status=400)
+    try:
+        return render(request, "400.html", status=400)
+    except Exception:
+        # The middleware that the frame needs may not have run: a wrong Host header is refused before it.
+        return HttpResponse("This request could not be read.\n", content_type="text/plain", status=400)
 
 
 def forbidden(request: HttpRequest, exception: Exception | None = None) -> HttpResponse:

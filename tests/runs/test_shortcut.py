@@ -48,3 +48,9 @@ def test_other_methods_are_405(trainer: Trainer, method: str) -> None:
 
 def test_it_stands_before_all_that_is_for_people() -> None:
     assert settings.MIDDLEWARE.index("runs.shortcut.answer_posts") == 1
+
+
+def test_a_host_that_is_not_ours_is_400_and_not_500(trainer: Trainer) -> None:
+    client = Client(headers={"host": "elsewhere.example"}, raise_request_exception=False)
+    for path in (f"/api/v1/runs/{trainer.run.slug}/directive", "/runs"):
+        assert client.get(path).status_code == 400
