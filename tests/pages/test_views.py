@@ -255,8 +255,12 @@ class TestLive:
     @pytest.mark.parametrize("part", ["answers", "evidence", "plan", "timeline", "ledger"])
     def test_a_part_that_did_not_change_answers_304(self, as_bob, incident, part):
         address = f"/incidents/{incident.id}/parts/{part}"
-        first = as_bob.get(address)
-        again = as_bob.get(address, headers={"if-none-match": first["ETag"]})
+        tag = as_bob.get(address)["ETag"]
+        for _ in range(5):  # "held 4 s" may become "held 5 s" between two answers, which is a change
+            again = as_bob.get(address, headers={"if-none-match": tag})
+            if again.status_code == 304:
+                break
+            tag = again["ETag"]
         assert again.status_code == 304
         assert not again.content
 
