@@ -114,10 +114,12 @@ END $$;
 
 # An applied value orders before a skipped one; inside a step the micro-batch orders, where it is known and
 # the values are not yet reduced (as andon.detect.cells.order_key). Known lanes are left out before ON
-# CONFLICT sees them, which costs more than a look-up; both look-ups go by the index lane by lane, for as
-# joins they were planned over all lanes of the run, for every post. DO NOTHING and not DO UPDATE, which would
-# lock every row it meets, moved or not. Rows to move are locked in one order, so that two posts about the
-# same lanes cannot deadlock.
+# CONFLICT sees them, which costs more than a look-up. DO NOTHING and not DO UPDATE, which would lock every
+# row it meets, moved or not. Rows to move are locked in one order, so that two posts about the same lanes
+# cannot deadlock.
+# A post of a few lanes looks each up by the index; as joins that was planned over all lanes of the run. A
+# frame of a dead run knows every lane of it: lane by lane, under a plan made while the table was small,
+# each look-up read all lanes (with 16,384 of them 58 s), so above 64 lanes it is joins without nested loops.
 _FIRST_BAD = """
 CREATE FUNCTION andon_cell_order(
     skipped boolean, step bigint, micro_batch integer, phase smallint
@@ -130,11 +132,16 @@ CREATE FUNCTION andon_move_first_bad(
     p_run bigint, p_attempt integer, p_stream text, p_received timestamptz, p_views text[], p_lanes text[],
     p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
     p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[]
-) RETURNS integer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS integer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off AS $$
 DECLARE
     inserted integer;
     moved integer;
 BEGIN
+    IF cardinality(p_lanes) > 64 THEN
+        RETURN andon_move_many_first_bad(p_run, p_attempt, p_stream, p_received, p_views, p_lanes, p_ranks,
+            p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series, p_values, p_occurred);
+    END IF;
     INSERT INTO runs_firstbad (run_id, attempt, stream, view, lane, rank, step, micro_batch, phase, skipped,
                                bits, series, value, occurred_at, received_at)
     SELECT p_run, p_attempt, p_stream, n.view, n.lane, n.rank, n.step, n.micro_batch, n.phase, n.skipped,
@@ -164,6 +171,56 @@ BEGIN
         ) AS known
         WHERE andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
               < andon_cell_order(known.skipped, known.step, known.micro_batch, known.phase)
+    ), locked AS (
+        SELECT f.id FROM runs_firstbad f WHERE f.id IN (SELECT id FROM earlier)
+        ORDER BY f.id FOR NO KEY UPDATE
+    )
+    UPDATE runs_firstbad f SET step = e.step, micro_batch = e.micro_batch, phase = e.phase,
+           skipped = e.skipped, bits = e.bits, series = e.series, value = e.value,
+           occurred_at = e.occurred, received_at = p_received
+    FROM earlier e JOIN locked USING (id)
+    WHERE f.id = e.id AND andon_cell_order(e.skipped, e.step, e.micro_batch, e.phase)
+                          < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase);
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    RETURN inserted + moved;
+END $$;
+
+CREATE FUNCTION andon_move_many_first_bad(
+    p_run bigint, p_attempt integer, p_stream text, p_received timestamptz, p_views text[], p_lanes text[],
+    p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
+    p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[]
+) RETURNS integer LANGUAGE plpgsql SET enable_nestloop = off AS $$
+DECLARE
+    inserted integer;
+    moved integer;
+BEGIN
+    INSERT INTO runs_firstbad (run_id, attempt, stream, view, lane, rank, step, micro_batch, phase, skipped,
+                               bits, series, value, occurred_at, received_at)
+    SELECT p_run, p_attempt, p_stream, n.view, n.lane, n.rank, n.step, n.micro_batch, n.phase, n.skipped,
+           n.bits, n.series, n.value, n.occurred, p_received
+    FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series,
+                p_values, p_occurred)
+         AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
+    WHERE NOT EXISTS (
+        SELECT FROM runs_firstbad f
+        WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
+              AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank)
+    ORDER BY n.view, n.lane, n.rank
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS inserted = ROW_COUNT;
+    IF inserted = cardinality(p_lanes) THEN
+        RETURN inserted;
+    END IF;
+    WITH n AS (
+        SELECT * FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits,
+                             p_series, p_values, p_occurred)
+             AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
+    ), earlier AS (
+        SELECT f.id, n.* FROM n JOIN runs_firstbad f
+            ON f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
+               AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank
+        WHERE andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
+              < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase)
     ), locked AS (
         SELECT f.id FROM runs_firstbad f WHERE f.id IN (SELECT id FROM earlier)
         ORDER BY f.id FOR NO KEY UPDATE
@@ -254,6 +311,7 @@ FUNCTIONS = (
     "andon_take_frame",
     "andon_cell_order",
     "andon_move_first_bad",
+    "andon_move_many_first_bad",
     "andon_store_findings",
     "andon_take_joined",
 )
