@@ -5,9 +5,12 @@ Loader position, consumed samples, optimizer step and schedule position are four
 computed from the nearest checkpoint and the samples per step between two reports, and says so.
 """
 
+import json
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
+
+from django.db import connection
 
 from incidents.ledger import POSITIONS
 from runs.models import Checkpoint, Event, Run
@@ -20,6 +23,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "optimizer_step": ("optimizer_step",),
     "schedule_position": ("schedule_position", "lr_step"),
 }
+# Most trainers name no position: the database looks through the newest events, and only those that can name
+# one are fetched and decoded. This runs while an incident opens.
+_NEWEST = """
+SELECT step, data::text FROM (
+    SELECT step, data FROM runs_event
+    WHERE run_id = %s AND attempt = %s AND type = ANY(%s) AND step IS NOT NULL
+    ORDER BY step DESC LIMIT 2000
+) AS newest WHERE data ?| %s
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +129,12 @@ def _points(run: Run, attempt: int, name: str) -> list[tuple[int, int]]:
     points: dict[int, int] = dict(
         Checkpoint.objects.filter(run=run, **{f"{name}__isnull": False}).values_list("step", name)
     )
-    for step, data in (
-        Event.objects.filter(run_id=run.pk, attempt=attempt, type__in=_TYPES, step__isnull=False)
-        .order_by("-step")
-        .values_list("step", "data")[:2000]
-    ):
-        value = of_event(data).get(name)
-        if value is not None and step is not None:
-            points[step] = max(value, points.get(step, 0))
+    with connection.cursor() as cursor:
+        cursor.execute(_NEWEST, [run.pk, attempt, list(_TYPES), [*_NAMES[name], "positions"]])
+        for step, data in cursor.fetchall():
+            value = of_event(json.loads(data)).get(name)
+            if value is not None:
+                points[step] = max(value, points.get(step, 0))
     return sorted(points.items(), reverse=True)
 
 
