@@ -8,7 +8,7 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
-from runs import figures, formatting, grid, live, overview, throttle
+from runs import figures, formatting, grid, live, noticed, overview, throttle
 from runs.access import visible_runs
 from runs.models import Attempt, Checkpoint, Person, PolicyVersion, Run, RunProgress, RunSecret, UnreadBody
 from runs.policies import policy_for
@@ -143,6 +143,7 @@ def run(request: HttpRequest, slug: str) -> HttpResponse:
     context = _head_context(found)
     head = live.render(request, "runs/_head.html", context)
     policies = PolicyVersion.objects.filter(project=found.project, run__in=[found]).order_by("-number")
+    findings, more = noticed.findings(found)
     return render(
         request,
         "runs/detail.html",
@@ -154,6 +155,9 @@ def run(request: HttpRequest, slug: str) -> HttpResponse:
             "chosen_range": request.GET.get("range", "1k"),
             "ranges": list(RANGES),
             "checkpoints": Checkpoint.objects.filter(run=found).order_by("-attempt", "-step")[:100],
+            "findings": findings,
+            "findings_more": more,
+            "skipped": noticed.skipped(found, number),
             "unread": UnreadBody.objects.filter(run=found).order_by("-received_at").defer("body")[:20],
             "policy": policy_for(found.pk),
             "policy_version": policies.first(),
