@@ -25,17 +25,16 @@ __all__ = [
     "series",
 ]
 
-# Only the cells of the earliest bad step decide, so only they leave the database: in a dead run of
-# 16,384 ranks as arrays of one row each, which is read ten times faster than rows.
+# Only the cells of the earliest bad step decide, so only they leave the database: in a dead run of 16,384
+# ranks as a few rows, one for all lanes that went bad in the same way.
 _FIRST = """
 SELECT step, skipped FROM runs_firstbad WHERE run_id = %s AND attempt = %s
 ORDER BY skipped, step LIMIT 1
 """
 _AT = """
-SELECT stream, array_agg(lane), array_agg(rank), array_agg(micro_batch), array_agg(phase),
-       array_agg(view = 'local'), array_agg(bits), array_agg(series), array_agg(value)
+SELECT stream, rank, micro_batch, phase, view = 'local', bits, series, value, array_agg(lane)
 FROM runs_firstbad WHERE run_id = %s AND attempt = %s AND step = %s AND skipped = %s
-GROUP BY stream
+GROUP BY stream, rank, micro_batch, phase, view, bits, series, value
 """
 _RECORDED = """
 SELECT least(
@@ -64,7 +63,7 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
             return None
         step, skipped = int(first[0]), bool(first[1])
         cursor.execute(_AT, (run.pk, attempt, step, skipped))
-        found = {str(row[0]): row[1:] for row in cursor.fetchall()}
+        found = _columns(cursor.fetchall())
     ranks, layers = _rank_cells(step, skipped, found), None
     if "layer" in found:
         names, of_rank = found["layer"][0], found["layer"][1]
@@ -79,6 +78,21 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
     return earliest(
         ranks, topology=topology, layers=layers, first_recorded_step=first_recorded_step(run, attempt)
     )
+
+
+def _columns(rows: list[tuple[Any, ...]]) -> dict[str, tuple[list[Any], ...]]:
+    """Return lane, rank, micro_batch, phase, local, bits, source, value per stream, an entry per cell."""
+    found: dict[str, tuple[list[Any], ...]] = {}
+    for stream, rank, micro_batch, phase, local, bits, series_name, value, lanes in rows:
+        source = SOURCES.index(series_name) if series_name in SOURCES else 0
+        code = VALUES.index(value) if value in VALUES else 0
+        columns = found.setdefault(stream, tuple([] for _ in range(8)))
+        columns[0].extend(lanes)
+        for column, of_all in zip(
+            columns[1:], (rank, micro_batch, phase, local, bits, source, code), strict=True
+        ):
+            column.extend([of_all] * len(lanes))
+    return found
 
 
 def _rank_cells(step: int, skipped: bool, found: dict[str, tuple[Any, ...]]) -> BadCells:
@@ -109,8 +123,8 @@ def _cells(
         local=list(local),
         skipped=[skipped] * len(lanes),
         bits=list(bits),
-        source=[SOURCES.index(name) if name in SOURCES else 0 for name in source],
-        value=[VALUES.index(text) if text in VALUES else 0 for text in value],
+        source=list(source),
+        value=list(value),
         rank=rank,
     )
 
