@@ -13,12 +13,19 @@ STEP_REPORTS = 5_000  # as many of the newest are counted; a page must not read 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Steps of an attempt whose update was not applied, among the newest that were reported."""
+    """Updates of an attempt that were not applied.
+
+    `steps` of the newest `of` reported steps say so, from `first` to `last`; and so do `frames` of the
+    newest rank frames, each for some of its steps, all of them between `frames_first` and `frames_last`.
+    """
 
     steps: int
-    first: int
-    last: int
     of: int
+    first: int | None
+    last: int | None
+    frames: int
+    frames_first: int | None
+    frames_last: int | None
 
 
 def findings(run: Run) -> tuple[list[Finding], int]:
@@ -37,13 +44,20 @@ def skipped(run: Run, attempt: int) -> Skipped | None:
     seen: set[int] = set()
     found: set[int] = set()
     for step, said, bits in rows:
+        assert step is not None
         seen.add(step)
         if said is True or (type(bits) is int and bits & 64):
             found.add(step)
     frames = Frame.objects.filter(run_id=run.pk, attempt=attempt, stream="rank", skips=True)
-    for first, last in frames.order_by("-step_first").values_list("step_first", "step_last")[:SHOWN]:
-        # A frame of one step says which; of a longer one only that some step was skipped.
-        found.update({first, last} if last - first < 2 else {first})
-    if not found:
+    spans = list(frames.order_by("-step_first").values_list("step_first", "step_last")[:SHOWN])
+    if not found and not spans:
         return None
-    return Skipped(len(found), min(found), max(found), max(len(seen), len(found)))
+    return Skipped(
+        steps=len(found),
+        of=len(seen),
+        first=min(found, default=None),
+        last=max(found, default=None),
+        frames=len(spans),
+        frames_first=min((first for first, _ in spans), default=None),
+        frames_last=max((last for _, last in spans), default=None),
+    )
