@@ -198,18 +198,29 @@ class Cleaner:
     def _object(self, value: dict[str, Any], path: str, depth: int) -> dict[str, Any]:
         if depth > MAX_DEPTH:
             raise nested_too_deep()
-        renamed = None
+        renamed = False
         for key, item in value.items():
+            name = key
             if _REPLACED.search(key):
-                renamed = True
+                name, renamed = _REPLACED.sub("\ufffd", key), True
             kind = type(item)
             if kind is float and math.isfinite(item):
                 continue
-            inner = f"{path}.{key}" if path else key
-            value[key] = self.clean(item, inner, depth + 1)
-        if renamed:
-            return {self.text(key, _REPLACED.sub("\ufffd", key)): item for key, item in value.items()}
-        return value
+            # The path is stored as well, so it must not hold what the key may not.
+            value[key] = self.clean(item, f"{path}.{name}" if path else name, depth + 1)
+        return self._renamed(value, path) if renamed else value
+
+    def _renamed(self, value: dict[str, Any], path: str) -> dict[str, Any]:
+        result = {}
+        for key, item in value.items():
+            name, count = _REPLACED.subn("\ufffd", key)
+            inner = f"{path}.{name}" if path else name
+            if count:
+                self.replaced += count
+                if inner not in self.flags:  # a NaN under such a key stays a NaN
+                    self.flag(inner, "replaced")
+            result[name] = item
+        return result
 
     def _large(self, value: int, path: str) -> Any:
         try:

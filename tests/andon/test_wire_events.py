@@ -289,6 +289,14 @@ class TestFields:
         assert decoded.replaced == 4
         assert event.flags["node"] == "replaced"
 
+    def test_a_path_of_flags_holds_nothing_that_a_key_may_not(self):
+        event = one(r'{"type": "step", "step": 1, "data": {"a\u0000": {"b\ud800": NaN, "c": "\u0000"}}}')
+        assert event.flags == {
+            "data.a\ufffd.b\ufffd": "nan",
+            "data.a\ufffd.c": "replaced",
+            "data.a\ufffd": "replaced",
+        }
+
     def test_surrogates_and_nul_as_raw_bytes_too(self):
         event = one(b'{"type":"x","node":"a\x00\xed\xa0\x80"}')
         assert event.node == "a\ufffd\ufffd"
