@@ -25,6 +25,7 @@ from andon.replay_files import RunFiles
 from andon.wire import Frame, format_time
 
 HEARTBEAT_S = 5.0
+DRAIN_S = 600.0  # how long a played attempt waits for a server that is away
 LATE_S = 1.0  # a server slower than the recording moves the replay's clock instead of making times old
 
 
@@ -164,12 +165,21 @@ class Replay:
             if post.node == self._first_node and (directive := self._told_to_hold()) is not None:
                 # All ranks stop at the end of this step: what it still has to say is said, no more.
                 held_after = self.step
-        for client in self.clients.values():
-            client.flush()
+        self._drain()
         if directive is None and (directive := self._told_to_hold()) is None:
             return None
         self._hold(directive)
         return directive
+
+    def _drain(self) -> None:
+        """Wait until every post was answered: an answer still to come may be the hold."""
+        deadline_s = time.monotonic() + DRAIN_S
+        said = False
+        for client in self.clients.values():
+            while not client.flush(1.0) and not self.stop.is_set() and time.monotonic() < deadline_s:
+                if not said:
+                    self.say("the server does not answer; waiting until it has all posts")
+                said = True
 
     def _wait_until(self, offset_s: float) -> bool:
         left_s = self._began_s + offset_s - time.time()

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from andon import permit
-from andon.client import Client
+from andon.client import AnswerError, Client, Unreachable
 from andon.permit import Permit
 
 WAIT_S = 20.0
+EXCHANGE_S = 300.0  # how long a server that is away is asked for the permit
 
 
 def pin_keys(server_url: str) -> list[str]:
@@ -54,13 +55,28 @@ class Supervisor:
     ) -> dict[str, Any]:
         """Exchange the approval for its permit and return it, verified offline.
 
-        The exchange carries one id however often it is tried, so a lost answer costs nothing.
-        `check` raises when this job cannot do what the permit says; the hold then stays.
+        The exchange carries one id however often it is tried, so a lost answer costs nothing; a server
+        that is away or overloaded is asked again for `EXCHANGE_S` seconds. `check` raises when this
+        job cannot do what the permit says; the hold then stays.
 
         Raises:
+            AnswerError: refused: not approved, changed since, exchanged by another, expired.
+            Unreachable: no answer in all that time.
             PermitError: not signed by the pinned key, or for another run, attempt or time.
         """
         exchange_id = f"exchange-{uuid.uuid4()}"
-        document = self.client.resume(directive["incident"], attempt, exchange_id)
+        document = self._exchange(directive["incident"], attempt, exchange_id)
         check(permit.verify(document, trusted=self.trusted, at=time.time(), run=self.run, attempt=attempt))
         return document
+
+    def _exchange(self, incident: str, attempt: int, exchange_id: str) -> dict[str, Any]:
+        deadline_s = time.monotonic() + EXCHANGE_S
+        while True:
+            try:
+                return self.client.resume(incident, attempt, exchange_id)
+            except (Unreachable, AnswerError) as error:
+                # A refusal is a refusal; 429 and 5xx say "not now".
+                refused = isinstance(error, AnswerError) and error.status < 500 and error.status != 429
+                if refused or time.monotonic() > deadline_s:
+                    raise
+            time.sleep(1.0)
