@@ -80,6 +80,8 @@ def start_postgres(directory: Path) -> Postgres:
     postgres.prepare()
     with psycopg.connect(postgres.url("postgres", "postgres"), autocommit=True) as connection:
         connection.execute("ALTER ROLE andon_owner CREATEDB")
+        # Tests act as the application by SET ROLE, to prove what it may not do.
+        connection.execute("GRANT andon_app TO andon_owner")
     return postgres
 
 
