@@ -7,7 +7,7 @@ from django.dispatch import receiver
 from evidence import verify_checkpoints
 from evidence.collecting import SETTLE_WORK
 from evidence.models import Dossier, Item
-from runs.models import Checkpoint, Run
+from runs.models import Checkpoint, Directive, Run
 from runs.signals import checkpoint_changed
 from runs.work import enqueue
 
@@ -20,11 +20,20 @@ def on_checkpoint(sender: object, run: Run, checkpoint: Checkpoint, **_: Any) ->
     """Have a new checkpoint verified, and let open dossiers of its run follow the change."""
     if checkpoint.state == Checkpoint.State.COMMITTED and not checkpoint.verification:
         verify_checkpoints.ask(checkpoint)
-    waiting = Dossier.objects.filter(
-        run=run,
-        closed_at=None,
-        items__kind__in=("last_good_checkpoint", "first_bad_checkpoint"),
-        items__state__in=_OPEN,
-    ).distinct()
-    for dossier_id in waiting.values_list("pk", flat=True):
+    dossiers = Dossier.objects.filter(run=run, closed_at=None)
+    waiting = dossiers.filter(
+        items__kind__in=("last_good_checkpoint", "first_bad_checkpoint"), items__state__in=_OPEN
+    )
+    asked = set(waiting.values_list("pk", flat=True))
+    if _still_held(run):
+        # Committed before the failure and reported after it, out of a spool: a newer last good. Once
+        # somebody approved, what they signed stays.
+        late = dossiers.filter(first_bad_step__gt=checkpoint.step, attempt__gte=checkpoint.attempt)
+        asked |= set(late.values_list("pk", flat=True))
+    for dossier_id in sorted(asked):
         enqueue(kind=SETTLE_WORK, key=str(dossier_id), payload={"dossier": dossier_id})
+
+
+def _still_held(run: Run) -> bool:
+    directive = Directive.objects.filter(run=run).order_by("-seq").values_list("kind", flat=True).first()
+    return directive == Directive.Kind.HOLD

@@ -53,6 +53,14 @@ def lacks(plan: Plan | None) -> list[str]:
     return missing
 
 
+def outdated(incident: Incident, plan: Plan | None) -> bool:
+    """Whether Andon's own plan goes back to another checkpoint than the evidence now calls last good."""
+    if plan is None or plan.made_by_id is not None or plan.kind not in ROLLBACKS:
+        return False
+    chosen = _checkpoint(incident, plan.kind)
+    return chosen is not None and plan.checkpoint != document(chosen)
+
+
 def draft(incident: Incident, *, policy: Policy) -> Plan:
     """Store the default plan unless it says what the plan in force says; the run lock is held."""
     made = default(incident, policy=policy)

@@ -72,14 +72,17 @@ def _take_backfill(incident: Incident) -> None:
 
 
 def sweep() -> int:
-    """Review the open incidents that wait for something: a complete plan, or an approval.
+    """Review the open incidents that wait for something: a plan that holds good, or an approval.
 
     What they wait for (a checkpoint that gets verified, evidence that gets sealed) tells nobody above it.
+    Nor does a checkpoint that was committed in time and reported late, out of a spool: the evidence then
+    has a newer last good one than the plan.
     """
     done = 0
     for incident in Incident.objects.filter(state__in=[Incident.State.OPEN, Incident.State.APPROVED]):
         plan = plans.newest(incident)
-        if plans.lacks(plan) or permits.live_request(incident) is not None:
+        waits = plans.lacks(plan) or permits.live_request(incident) is not None
+        if waits or plans.outdated(incident, plan):
             again(incident.pk)
             done += 1
     return done

@@ -185,6 +185,29 @@ def test_a_checkpoint_that_fails_verification_gives_way_to_the_older(sources: Pa
     assert good_step(dossier) == 800
 
 
+@pytest.mark.parametrize("kind", ["hold", "rollback"])
+def test_one_that_was_reported_late_becomes_last_good_until_somebody_approved(
+    sources: Path, vault_dir: Path, kind: str
+) -> None:
+    run = world.make_run()
+    world.on_disk(run, sources, 800)
+    dossier = world.open_dossier(run, rules=world.policy("last_good_checkpoint"))
+    world.work(dossier)
+    assert dossier.items.get().state == "sealed"
+    with transaction.atomic():
+        set_directive(run=run, kind=kind, incident="7")
+        newer = world.on_disk(run, sources, 900, state="committed")
+        checkpoint_changed.send(sender=Run, run=run, checkpoint=newer)
+    world.work(dossier)
+    assert good_step(dossier) == (900 if kind == "hold" else 800)
+    states = set(dossier.items.values_list("name", "state"))
+    if kind == "hold":
+        assert states == {
+            ("no longer last good: last good checkpoint, step 800", "sealed"),
+            ("last good checkpoint, step 900", "sealed"),
+        }
+
+
 def test_one_that_nobody_verifies_in_time_gives_way_to_the_older(sources: Path, vault_dir: Path) -> None:
     run = world.make_run()
     world.on_disk(run, sources, 800)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from incidents import plans
+from evidence.models import Item
+from incidents import actions, plans, review
 from incidents.models import Plan
 from tests.incidents.world import BATCH, World, held
 
@@ -71,3 +72,33 @@ class TestWindow:
         world.steps(998, 1002)
         world.spike()
         assert "no verified checkpoint before step 1,000" in plans.lacks(plans.newest(world.incident()))[0]
+
+
+class TestLateCheckpoint:
+    """A newer last good one is known after the plan was made: its report waited in a spool."""
+
+    def newer(self, world):
+        Item.objects.filter(dossier=world.incident().dossier, kind="last_good_checkpoint").update(
+            source={"checkpoint": world.checkpoint(925).pk}
+        )
+
+    def test_andons_own_plan_follows(self, project):
+        world = held(project)
+        self.newer(world)
+        assert review.sweep() == 1
+        plan = plans.newest(world.incident())
+        assert (plan.checkpoint["step"], plan.skip["from"]) == (925, 925 * BATCH)
+        assert review.sweep() == 0
+
+    def test_a_persons_plan_stays(self, project, team):
+        world = held(project)
+        actions.change_plan(
+            incident=world.incident(),
+            person=team.mira,
+            kind=Plan.Kind.ROLLBACK_AND_SKIP,
+            checkpoint_step=800,
+            why="further back",
+        )
+        self.newer(world)
+        review.sweep()
+        assert plans.newest(world.incident()).checkpoint["step"] == 800
