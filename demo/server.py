@@ -12,6 +12,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from config.embedded import processes
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 MARKER = ".andon-demo"  # only a directory that carries it is ever emptied
 
@@ -95,15 +97,14 @@ class Server:
     def start(self, timeout_s: float = 120.0) -> None:
         """Start everything and wait until every part says it is ready."""
         with self.log.open("ab") as log:
-            # Its own process group: Ctrl-C reaches this process only, which then stops the server in order.
-            self.process = subprocess.Popen(
+            # A session of its own, so that Ctrl-C reaches this process only, which then stops the server
+            # in order; and when this process is killed with -9 the kernel tells the server to stop.
+            self.process = processes.spawn(
                 [sys.executable, str(REPOSITORY / "manage.py"), "up"],
-                env=self.environment,
-                cwd=REPOSITORY,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                process_group=0,
+                death_signal=signal.SIGTERM,
+                environment=self.environment,
+                output=log,
+                directory=REPOSITORY,
             )
         deadline = time.monotonic() + timeout_s
         said = ""

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from config.embedded import processes
 from config.embedded.processes import is_alive, started_at
 from config.embedded.valkey import free_port
 
@@ -62,13 +63,13 @@ class Up:
 
     def start(self) -> "Up":
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
+            # Tied to us: a test run that is killed leaves no server behind.
+            self.process = processes.spawn(
                 [sys.executable, "manage.py", "up"],
-                cwd=ROOT,
-                env=clean_environment(**self.environment),
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                death_signal=signal.SIGTERM,
+                environment=clean_environment(**self.environment),
+                output=log,
+                directory=ROOT,
             )
         return self
 

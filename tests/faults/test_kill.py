@@ -3,17 +3,20 @@
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from config.embedded.valkey import free_port
 from demo.__main__ import APPROVER, REQUESTER, RUN, Demo
 from demo.check import Checker
 from demo.people import Person
 from demo.trainers import RecordedTrainer
-from tests.config.up import parent_of, processes_with
+from tests.config.up import ROOT, clean_environment, parent_of, processes_with
 from tests.faults.demos import all_obey, eventually, inside, sealed, started
 from tests.faults.house import House
 
@@ -163,3 +166,19 @@ def chains_hold(demo: Demo) -> None:
         " [ledger.verify(r) for r in Run.objects.all()])"
     )
     assert demo.server.manage("shell", "-v0", "-c", script).strip().endswith("[[]] [[]]")
+
+
+def test_a_demo_killed_in_its_terminal_leaves_no_process(tmp_path: Path):
+    data_dir = tmp_path / "d"
+    environment = clean_environment(ANDON_DATA_DIR=str(data_dir), ANDON_PORT=str(free_port()), CHECK="1")
+    log = tmp_path / "demo.log"
+    with log.open("wb") as output:
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "demo"], cwd=ROOT, env=environment, stdout=output, stderr=output
+        )
+    try:
+        eventually("it trains", lambda: "starts posting" in log.read_text())
+    finally:
+        demo.kill()
+        demo.wait(10)
+    eventually("all is gone", lambda: not processes_with(f"ANDON_DATA_DIR={data_dir}"), 40)
