@@ -1,9 +1,9 @@
 """Machine endpoints of runs: what trainers post, what supervisors follow, what tools read."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Schema
 
@@ -18,6 +18,8 @@ from runs.problems import Problem
 router = Router(tags=["runs"])
 
 PAGE = 50
+
+Row = TypeVar("Row", Run, Finding)
 
 
 class Refused(Schema):
@@ -163,18 +165,8 @@ def _summary(run: Run) -> dict[str, Any]:
 def runs(request: HttpRequest, cursor: str = "", limit: int = PAGE) -> Any:
     """List the runs you may see, newest first, by cursor on (created, id)."""
     person = request.auth  # type: ignore[attr-defined]
-    found = visible_runs(person).select_related("project", "progress").order_by("-created_at", "-pk")
-    if cursor:
-        at, number = read_cursor(cursor)
-        found = found.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=number))
-    limit = max(1, min(limit, 500))
-    page = list(found[: limit + 1])
-    more = len(page) > limit
-    page = page[:limit]
-    return {
-        "items": [_summary(run) for run in page],
-        "next": make_cursor(page[-1].created_at, page[-1].pk) if more else None,
-    }
+    page, following = _newest(visible_runs(person).select_related("project", "progress"), cursor, limit)
+    return {"items": [_summary(run) for run in page], "next": following}
 
 
 @router.get("/runs/{run}", auth=PersonalToken(), response={200: dict[str, Any], 404: ProblemDocument})
@@ -210,14 +202,7 @@ def findings(request: HttpRequest, run: str, cursor: str = "", limit: int = PAGE
     found = visible_runs(person).filter(slug=run).first()
     if found is None:
         raise Problem(404, "unknown-run", f"There is no run {run!r} you may see.", field="run")
-    rows = Finding.objects.filter(run=found).order_by("-created_at", "-pk")
-    if cursor:
-        at, number = read_cursor(cursor)
-        rows = rows.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=number))
-    limit = max(1, min(limit, 500))
-    page = list(rows[: limit + 1])
-    more = len(page) > limit
-    page = page[:limit]
+    page, following = _newest(Finding.objects.filter(run=found), cursor, limit)
     return {
         "items": [
             {
@@ -244,8 +229,20 @@ def findings(request: HttpRequest, run: str, cursor: str = "", limit: int = PAGE
             }
             for row in page
         ],
-        "next": make_cursor(page[-1].created_at, page[-1].pk) if more else None,
+        "next": following,
     }
+
+
+def _newest(rows: QuerySet[Row], cursor: str, limit: int) -> tuple[list[Row], str | None]:
+    """Return one page of `rows`, newest created first, and the cursor of the page behind it."""
+    rows = rows.order_by("-created_at", "-pk")
+    if cursor:
+        at, number = read_cursor(cursor)
+        rows = rows.filter(Q(created_at__lt=at) | Q(created_at=at, pk__lt=number))
+    limit = max(1, min(limit, 500))
+    found = list(rows[: limit + 1])
+    page = found[:limit]
+    return page, make_cursor(page[-1].created_at, page[-1].pk) if len(found) > limit else None
 
 
 def make_cursor(at: datetime, number: int) -> str:
