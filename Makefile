@@ -35,8 +35,8 @@ format: setup ## bring the sources into shape
 lock: setup ## compile requirements*.in into requirements*.txt with hashes
 	@scripts/lock.sh
 
-migrations: setup ## write missing migrations
-	@$(PY) manage.py makemigrations
+migrations: setup ## write the initial migrations anew from the models (nothing is released yet)
+	@$(PY) scripts/squash_migrations.py
 
 settings: setup ## write docs/settings.md anew from config/settings.py
 	@$(PY) -m config.settings_table > docs/settings.md

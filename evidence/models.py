@@ -41,7 +41,7 @@ class Item(models.Model):
         NOT_APPLICABLE = "not_applicable"
         MISSING = "missing"
 
-    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="items")
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="items", db_index=False)
     kind = models.CharField(max_length=40)
     name = models.CharField(max_length=200)  # unique in its dossier: "last good checkpoint, step 900"
     required = models.BooleanField(default=True)
@@ -83,7 +83,7 @@ class StoredObject(models.Model):
     """One stored version of one key in the vault."""
 
     item = models.ForeignKey(
-        Item, models.PROTECT, related_name="stored_objects", related_query_name="objects"
+        Item, models.PROTECT, related_name="stored_objects", related_query_name="objects", db_index=False
     )
     path = models.TextField()  # path inside the item
     key = models.TextField()  # key in the store; holds item id and SHA-256
@@ -106,7 +106,7 @@ class StoredObject(models.Model):
 class Hold(models.Model):
     """A counted lock on a source object: while any is unreleased, nobody may delete the uri."""
 
-    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="holds")
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="holds", db_index=False)
     run = models.ForeignKey(Run, models.PROTECT, related_name="holds")
     uri = models.TextField()  # normalised; matches itself and everything below it
     item = models.ForeignKey(Item, models.PROTECT, null=True, related_name="holds")
@@ -133,7 +133,7 @@ class Hold(models.Model):
 class DeletionAllow(models.Model):
     """An answer "yes, delete it", valid for 10 minutes: a freeze plan treats the uri as gone."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="deletion_allows")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="deletion_allows", db_index=False)
     uri = models.TextField()
     allowed_at = models.DateTimeField()
     expires_at = models.DateTimeField()
@@ -148,7 +148,7 @@ class DeletionAllow(models.Model):
 class CustodyRow(models.Model):
     """One link of a dossier's chain of custody. Append-only; made by `evidence.custody.append`."""
 
-    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="custody")
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="custody", db_index=False)
     seq = models.PositiveIntegerField()
     at = models.DateTimeField()
     who = models.CharField(max_length=64)  # opaque person id or "andon"
@@ -170,7 +170,7 @@ class CustodyRow(models.Model):
 class Seal(models.Model):
     """A signed manifest of a dossier; each names the one before it. Append-only."""
 
-    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="seals")
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="seals", db_index=False)
     number = models.PositiveIntegerField()
     made_at = models.DateTimeField()
     envelope = models.JSONField()  # DSSE, in-toto Statement v1

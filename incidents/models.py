@@ -81,7 +81,7 @@ class TimelineEntry(models.Model):
         TRAINER = "trainer"
         ANDON = "andon"
 
-    incident = models.ForeignKey(Incident, models.CASCADE, related_name="timeline")
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="timeline", db_index=False)
     occurred_at = models.DateTimeField()
     received_at = models.DateTimeField()
     source = models.CharField(max_length=8, choices=Source.choices)
@@ -108,7 +108,7 @@ class Plan(models.Model):
         ROLLBACK_AND_SKIP = "rollback_and_skip", "rollback and skip"
         ROLLBACK_ONE_FURTHER = "rollback_one_further", "rollback one further"
 
-    incident = models.ForeignKey(Incident, models.CASCADE, related_name="plans")
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="plans", db_index=False)
     number = models.PositiveIntegerField()
     kind = models.CharField(max_length=24, choices=Kind.choices)
     # {"step", "uri", "digest", "attempt"} and the four positions, or {} (resume in place)
@@ -178,7 +178,7 @@ class ResumeRequest(models.Model):
 class Approval(models.Model):
     """One approver's word on one request. Kept forever; a void request makes it worthless."""
 
-    request = models.ForeignKey(ResumeRequest, models.PROTECT, related_name="approvals")
+    request = models.ForeignKey(ResumeRequest, models.PROTECT, related_name="approvals", db_index=False)
     approver = models.ForeignKey(Person, models.PROTECT, related_name="+")
     requester = models.ForeignKey(Person, models.PROTECT, null=True, related_name="+")
     digest = models.CharField(max_length=64)
@@ -233,7 +233,7 @@ class Permit(models.Model):
 class LedgerRow(models.Model):
     """One automatic action or decision, chained per run. Append-only."""
 
-    run = models.ForeignKey(Run, models.PROTECT, related_name="ledger")
+    run = models.ForeignKey(Run, models.PROTECT, related_name="ledger", db_index=False)
     seq = models.PositiveIntegerField()
     at = models.DateTimeField()
     attempt = models.PositiveIntegerField(null=True)

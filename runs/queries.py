@@ -28,14 +28,19 @@ __all__ = [
 # Only the cells of the earliest bad step decide, so only they leave the database: in a dead run of 16,384
 # ranks as a few rows, one for all lanes that went bad in the same way.
 _FIRST = """
-SELECT step, skipped FROM runs_firstbad WHERE run_id = %s AND attempt = %s
-ORDER BY skipped, step LIMIT 1
+(SELECT step, skipped FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND NOT skipped
+ ORDER BY step LIMIT 1)
+UNION ALL
+(SELECT step, skipped FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND skipped
+ ORDER BY step LIMIT 1)
+LIMIT 1
 """
 _AT = """
 SELECT stream, rank, micro_batch, phase, view = 'local', bits, series, value, array_agg(lane)
-FROM runs_firstbad WHERE run_id = %s AND attempt = %s AND step = %s AND skipped = %s
+FROM runs_firstbad WHERE run_id = %s AND attempt = %s AND step = %s AND {}
 GROUP BY stream, rank, micro_batch, phase, view, bits, series, value
 """
+_AT_APPLIED, _AT_SKIPPED = _AT.format("NOT skipped"), _AT.format("skipped")
 _RECORDED = """
 SELECT least(
     (SELECT min(step) FROM runs_event WHERE run_id = %(run)s AND attempt = %(attempt)s AND type = 'step'),
@@ -57,12 +62,12 @@ def first_recorded_step(run: Run, attempt: int) -> int | None:
 def first_bad(run: Run, attempt: int) -> FirstBad | None:
     """Return the first-bad cell of an attempt with its ties, None when nothing was bad."""
     with raw_cursor() as cursor:
-        cursor.execute(_FIRST, (run.pk, attempt))
+        cursor.execute(_FIRST, {"run": run.pk, "attempt": attempt})
         first = cursor.fetchone()
         if first is None:
             return None
         step, skipped = int(first[0]), bool(first[1])
-        cursor.execute(_AT, (run.pk, attempt, step, skipped))
+        cursor.execute(_AT_SKIPPED if skipped else _AT_APPLIED, (run.pk, attempt, step))
         found = _columns(cursor.fetchall())
     ranks, layers = _rank_cells(step, skipped, found), None
     if "layer" in found:

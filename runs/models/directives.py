@@ -18,7 +18,7 @@ class Directive(models.Model):
         ROLLBACK = "rollback"
         RESUME = "resume"
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="directives")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="directives", db_index=False)
     seq = models.BigIntegerField()
     kind = models.CharField(max_length=10, choices=Kind.choices)
     attempt = models.PositiveIntegerField(null=True)
@@ -41,7 +41,7 @@ class Directive(models.Model):
 class DirectiveAck(models.Model):
     """What some ranks answered to a directive."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="acks")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="acks", db_index=False)
     attempt = models.PositiveIntegerField()
     seq = models.BigIntegerField()
     state = models.CharField(

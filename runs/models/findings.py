@@ -3,6 +3,7 @@
 import uuid
 
 from django.db import models
+from django.db.models import Q
 
 from runs.models.runs import Run
 
@@ -20,7 +21,7 @@ class Finding(models.Model):
         WARN = "warn"
         HALT = "halt"
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="findings")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="findings", db_index=False)
     attempt = models.PositiveIntegerField()
     kind = models.CharField(max_length=64)
     rule = models.CharField(max_length=32)
@@ -68,7 +69,9 @@ class FirstBad(models.Model):
     first-bad cell is the minimum over these rows.
     """
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="first_bad", db_constraint=False)
+    run = models.ForeignKey(
+        Run, models.CASCADE, related_name="first_bad", db_constraint=False, db_index=False
+    )
     attempt = models.PositiveIntegerField()
     stream = models.CharField(max_length=8)  # rank | layer
     lane = models.CharField(max_length=200)  # rank number or layer name
@@ -90,6 +93,17 @@ class FirstBad(models.Model):
                 fields=["run", "attempt", "stream", "view", "lane", "rank"], name="one_first_bad_per_lane"
             )
         ]
+        indexes = [
+            # Only the cells of an attempt's earliest bad step are read, those of applied updates first. Partial,
+            # since a look-up of one lane must not take them: with a small table's statistics the planner
+            # prefers the narrower index, and then reads every lane of the run for each.
+            models.Index(
+                fields=["run", "attempt", "step"], condition=Q(skipped=False), name="first_bad_applied"
+            ),
+            models.Index(
+                fields=["run", "attempt", "step"], condition=Q(skipped=True), name="first_bad_skipped"
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.stream} {self.lane} at step {self.step}"
@@ -98,7 +112,7 @@ class FirstBad(models.Model):
 class DetectorState(models.Model):
     """Where a stateful detector stands for one series of one attempt."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="detector_states")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="detector_states", db_index=False)
     attempt = models.PositiveIntegerField()
     detector = models.CharField(max_length=64)
     series = models.CharField(max_length=200)

@@ -48,7 +48,7 @@ class Role(models.TextChoices):
 class Membership(models.Model):
     """A person's roles in a project."""
 
-    project = models.ForeignKey(Project, models.CASCADE, related_name="memberships")
+    project = models.ForeignKey(Project, models.CASCADE, related_name="memberships", db_index=False)
     person = models.ForeignKey(Person, models.CASCADE, related_name="memberships")
     roles = ArrayField(models.CharField(max_length=16, choices=Role.choices), default=list)
 

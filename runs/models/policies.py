@@ -12,7 +12,7 @@ class PolicyVersion(models.Model):
     in `andon.policy`.
     """
 
-    project = models.ForeignKey(Project, models.CASCADE, related_name="policies")
+    project = models.ForeignKey(Project, models.CASCADE, related_name="policies", db_index=False)
     run = models.ForeignKey("runs.Run", models.CASCADE, null=True, related_name="policies")
     number = models.PositiveIntegerField()
     document = models.JSONField()

@@ -57,7 +57,7 @@ class RunProgress(models.Model):
 class Attempt(models.Model):
     """One launch or in-place rollback of a run."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="attempts")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="attempts", db_index=False)
     number = models.PositiveIntegerField()
     launched_at = models.DateTimeField()
     launch_reported = models.BooleanField(default=True)  # False: opened implicitly by a post
@@ -90,7 +90,7 @@ class Checkpoint(models.Model):
         BAD = "bad"
         DELETED = "deleted"
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="checkpoints")
+    run = models.ForeignKey(Run, models.CASCADE, related_name="checkpoints", db_index=False)
     attempt = models.PositiveIntegerField()
     step = models.BigIntegerField()
     uri = models.TextField()

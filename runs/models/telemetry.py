@@ -12,7 +12,7 @@ from runs.models.runs import Run
 class Receipt(models.Model):
     """One accepted post: `(run, webhook_id)` is the only idempotency key. Inserted first."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="receipts", db_constraint=False)
+    run = models.ForeignKey(Run, models.CASCADE, related_name="receipts", db_constraint=False, db_index=False)
     webhook_id = models.CharField(max_length=200)
     body_sha256 = models.BinaryField(max_length=32)
     answer = models.JSONField(default=dict)  # {"accepted", "refused"} as first answered
@@ -88,7 +88,7 @@ class Frame(models.Model):
 class Pending(models.Model):
     """Something stored that no worker has looked at yet; deleted with the result's transaction."""
 
-    run = models.ForeignKey(Run, models.CASCADE, related_name="pending", db_constraint=False)
+    run = models.ForeignKey(Run, models.CASCADE, related_name="pending", db_constraint=False, db_index=False)
     what = models.CharField(max_length=8, choices=[(w, w) for w in ("event", "frame", "finding")])
     ref = models.BigIntegerField()  # id of the event, frame or finding
     received_at = models.DateTimeField()
