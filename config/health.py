@@ -32,7 +32,7 @@ def why_not_database() -> str | None:
     On a connection of its own: the pool may be exhausted or hold connections of a server that is gone.
     """
     entry = connections.settings["default"]
-    if entry["ENGINE"] != "django.db.backends.postgresql":
+    if entry["ENGINE"] != "config.postgresql":
         return "ANDON_DATABASE_URL is not set"
     try:
         with psycopg.connect(

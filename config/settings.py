@@ -115,7 +115,7 @@ def _database(name: str, url: str) -> dict[str, Any]:
     options: dict[str, Any] = dict(parse_qsl(parts.query))
     host = options.pop("host", None) or parts.hostname or ""
     return {
-        "ENGINE": "django.db.backends.postgresql",
+        "ENGINE": "config.postgresql",
         "NAME": unquote(parts.path.lstrip("/")),
         "USER": unquote(parts.username or ""),
         "PASSWORD": unquote(parts.password or ""),
@@ -125,7 +125,7 @@ def _database(name: str, url: str) -> dict[str, Any]:
         # statement (psycopg's threshold is off in Django unless set), no connection kept by a thread.
         "DISABLE_SERVER_SIDE_CURSORS": True,
         "CONN_MAX_AGE": 0,
-        # A pooled connection may have died with a restarted server; asking costs one round trip.
+        # A pooled connection may have died with a restarted server.
         "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
             **options,

@@ -7,6 +7,7 @@ from evidence import plan as freeze_plan
 from evidence.models import Dossier
 from incidents import diagnosis, firstbad, rules, states
 from incidents.models import Incident
+from runs.attempts import attempt_of
 from runs.models import Attempt, Finding, Person, Run
 
 
@@ -60,7 +61,7 @@ def redescribe(incident: Incident) -> None:
     if not bad:
         return
     lead = rules.leading(bad)
-    launched = Attempt.objects.filter(run_id=incident.run_id, number=incident.attempt).first()
+    launched = attempt_of(incident.run, incident.attempt)
     answer = diagnosis.of(
         incident.run,
         incident.attempt,

@@ -9,7 +9,8 @@ from andon.diagnose.families import Diagnosis, Facts, PlanChoice, default_plan, 
 from andon.diagnose.symptoms import SYMPTOMS, Symptom
 from incidents import firstbad, rules
 from incidents.models import Incident
-from runs.models import Attempt, Event, Finding, Run
+from runs.attempts import attempt_of
+from runs.models import Event, Finding, Run
 
 Recurrence = Literal["none", "same_step", "other_step", "other_nodes", "same_node"]
 _HARDWARE_EVENTS = ("hardware.xid", "hardware.ecc", "hardware.link")
@@ -40,7 +41,7 @@ def of(
     checkpoint_suspect: bool = False,
 ) -> Answer:
     """Return the leading family of one incident; without findings it was held by a person."""
-    launched = Attempt.objects.filter(run=run, number=attempt).first()
+    launched = attempt_of(run, attempt)
     bad = [finding for finding in findings if finding.kind != rules.LAUNCH_WITHOUT_PERMIT]
     facts = Facts(
         update_applied=_applied(bad, first_bad),

@@ -1,17 +1,20 @@
 """Holding a run: the directive, its ledger row, and the end of whatever permit was live."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import Exists, OuterRef
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from andon.policy import Policy
 from incidents import ledger, positions, states
 from incidents.models import Incident, Permit, ResumeRequest
+from runs.attempts import attempt_of
 from runs.directives import set_directive
 from runs.formatting import count, rank_words
-from runs.models import Attempt, Directive, Finding, Person, Run
+from runs.models import Directive, Finding, Person, Run
 
 
 def hold(
@@ -97,7 +100,7 @@ def detector_document(finding: Finding) -> dict[str, Any]:
 
 def everyone(run: Run, attempt: int) -> tuple[list[int] | None, str]:
     """Return all ranks of an attempt, or None and why they are not known."""
-    launched = Attempt.objects.filter(run=run, number=attempt).first()
+    launched = attempt_of(run, attempt)
     if launched and launched.world_size:
         return list(range(launched.world_size)), ""
     return None, f"attempt {attempt} did not report its world size"
@@ -122,13 +125,12 @@ def _write_hold(
     if step is None:
         reasons |= dict.fromkeys(("step", "before", "after"), "no step was received yet")
     else:
-        known_after = positions.at(run, attempt, step)
-        after = known_after.values
-        reasons |= known_after.reasons("after")
+        known = positions.at_each(run, attempt, [step, step - 1] if step > 0 else [step])
+        after = known[0].values
+        reasons |= known[0].reasons("after")
         if step > 0:
-            known_before = positions.at(run, attempt, step - 1)
-            before = known_before.values
-            reasons |= known_before.reasons("before")
+            before = known[1].values
+            reasons |= known[1].reasons("before")
         else:
             reasons["before"] = "step 0 has none before it"
     if finding is None:
@@ -169,3 +171,21 @@ def _given_deadline(incident: Incident) -> datetime | None:
     if not text:
         return None
     return parse_datetime(text)
+
+
+def held_since(run_id: int) -> datetime | None:
+    """Return since when the run is held without a break, None when it is not."""
+    return held_since_of({run_id}).get(run_id)
+
+
+def held_since_of(run_ids: Iterable[int]) -> dict[int, datetime]:
+    """Return since when each of these runs is held without a break; a run that is not held is left out.
+
+    Held since the first directive after the newest `continue`.
+    """
+    gone_on = Directive.objects.filter(
+        run=OuterRef("run"), kind=Directive.Kind.CONTINUE, seq__gt=OuterRef("seq")
+    )
+    under_hold = Directive.objects.filter(~Exists(gone_on), run__in=list(run_ids))
+    since = under_hold.exclude(kind=Directive.Kind.CONTINUE).order_by("run_id", "seq").distinct("run_id")
+    return dict(since.values_list("run_id", "since"))

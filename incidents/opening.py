@@ -28,8 +28,9 @@ from incidents import (
 )
 from incidents.models import Incident, StateChange
 from incidents.rules import Effect
+from runs.attempts import attempt_of
 from runs.locks import lock_run
-from runs.models import Attempt, Finding, Person, Run
+from runs.models import Finding, Person, Run
 from runs.policies import policy_for
 from runs.signals import findings_stored
 
@@ -37,17 +38,22 @@ log = logging.getLogger(__name__)
 
 
 @receiver(findings_stored, dispatch_uid="incidents.opening")
-def on_findings(sender: object, run: Run, findings: list[Finding], **kwargs: Any) -> None:
+def on_findings(
+    sender: object, run: Run, findings: list[Finding], locked: bool = False, **kwargs: Any
+) -> None:
     """Open or extend the incident these findings belong to."""
-    take(run, findings)
+    take(run, findings, locked=locked)
 
 
-def take(run: Run, findings: list[Finding]) -> Incident | None:
+def take(run: Run, findings: list[Finding], *, locked: bool = False) -> Incident | None:
     """Give each finding its place: the open incident, a new one, or none; returns the incident.
 
     Runs inside the caller's transaction. Backfill joins the incident of its attempt and changes no
     directive; what only observes opens nothing. Findings that joined while the run was held come
     here too, later and in batches.
+
+    Args:
+        locked: the caller has just locked the run, and `run` is its fresh row.
     """
     acting = [finding for finding in findings if rules.effect(finding) > Effect.NOTE]
     quiet = [finding for finding in findings if rules.effect(finding) == Effect.NOTE]
@@ -55,7 +61,7 @@ def take(run: Run, findings: list[Finding]) -> Incident | None:
     if not acting:
         return None
     incident = states.unresolved(run.pk)
-    if incident is None:
+    if incident is None and not locked:
         run = lock_run(run.pk)
         incident = states.unresolved(run.pk)
     if incident is None:
@@ -89,8 +95,8 @@ def open_incident(
         person=person,
         why=why,
     )
-    launched = Attempt.objects.filter(run=run, number=attempt).first()
-    answer = diagnosis.of(run, attempt, findings, first_bad)
+    mine = [finding for finding in findings if finding.attempt == attempt]
+    answer = diagnosis.of(run, attempt, mine, first_bad)
     incident = Incident.objects.create(
         id=number,
         run=run,
@@ -98,7 +104,7 @@ def open_incident(
         severity=Finding.Severity.HALT if holds else Finding.Severity.WARN,
         holds=holds,
         kind=kind,
-        title=describing.title(run, attempt, lead, first_bad, launched),
+        title=describing.title(run, attempt, lead, first_bad, attempt_of(run, attempt)),
         symptom=answer.symptom,
         family=answer.family,
         family_why=answer.why,
@@ -118,7 +124,7 @@ def open_incident(
     if holds:
         holding.end_live_permit(run, f"incident {incident.pk} opened")
         holding.hold(incident, finding=lead, policy=policy, person=person, why=why)
-    plans.draft(incident, policy=policy)
+    plans.draft_first(incident, policy=policy, findings=mine, answer=answer)
     return incident
 
 
@@ -360,7 +366,7 @@ def sweep_findings() -> int:
             with transaction.atomic():
                 run = lock_run(run_id)
                 findings = list(missed.filter(run=run).order_by("id"))
-                take(run, findings)
+                take(run, findings, locked=True)
             done += 1
         except Exception:
             # One run that cannot be helped now must not keep the others waiting; it is tried again.

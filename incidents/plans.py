@@ -14,8 +14,9 @@ from andon.policy import Policy
 from evidence.queries import last_good
 from incidents import diagnosis, firstbad, holding, positions, rules, states
 from incidents.models import Incident, Plan
+from runs.attempts import attempt_of
 from runs.formatting import count
-from runs.models import Attempt, Checkpoint, Finding, Person, Run
+from runs.models import Checkpoint, Finding, Person, Run
 
 K = Plan.Kind
 ROLLBACKS = frozenset({K.ROLLBACK_AND_REPLAY, K.ROLLBACK_AND_SKIP, K.ROLLBACK_ONE_FURTHER})
@@ -67,6 +68,14 @@ def draft(incident: Incident, *, policy: Policy) -> Plan:
     return store(incident, made, person=None)
 
 
+def draft_first(
+    incident: Incident, *, policy: Policy, findings: list[Finding], answer: diagnosis.Answer
+) -> Plan:
+    """Store the default plan of an incident that just opened with `findings`, diagnosed as `answer`."""
+    made = _follow(incident, answer, findings, policy)
+    return _store(incident, made, number=1, person=None)
+
+
 def store(incident: Incident, made: Draft, *, person: Person | None) -> Plan:
     """Store a draft as the next version, unless nothing differs from the plan in force."""
     known = newest(incident)
@@ -78,9 +87,13 @@ def store(incident: Incident, made: Draft, *, person: Person | None) -> Plan:
         and (known.numbers == numbers and known.why == made.why)
     ):
         return known
+    return _store(incident, made, number=1 if known is None else known.number + 1, person=person)
+
+
+def _store(incident: Incident, made: Draft, *, number: int, person: Person | None) -> Plan:
     plan = Plan.objects.create(
         incident=incident,
-        number=1 if known is None else known.number + 1,
+        number=number,
         kind=made.kind,
         checkpoint=made.checkpoint,
         positions=made.positions,
@@ -88,7 +101,7 @@ def store(incident: Incident, made: Draft, *, person: Person | None) -> Plan:
         exclusions=made.exclusions,
         changes=made.changes,
         why=made.why,
-        numbers=numbers,
+        numbers=made.numbers | {"lacks": made.lacks},
         made_by=person,
         made_at=timezone.now(),
     )
@@ -138,9 +151,13 @@ def default(incident: Incident, *, policy: Policy) -> Draft:
         incident.first_bad,
         recurrence=diagnosis.known_recurrence(incident),
     )
+    return _follow(incident, answer, mine, policy)
+
+
+def _follow(incident: Incident, answer: diagnosis.Answer, findings: list[Finding], policy: Policy) -> Draft:
     made = Draft(kind=answer.plan.kind, why=answer.plan.why)
     suspects = _suspects(incident) if answer.family == "hardware" else {}
-    complete(incident, made, policy=policy, checkpoint=None, exclusions=suspects, findings=mine)
+    complete(incident, made, policy=policy, checkpoint=None, exclusions=suspects, findings=findings)
     return made
 
 
@@ -277,7 +294,7 @@ def _skip_from_checkpoint(
 
 
 def _suspects(incident: Incident) -> dict[str, list[Any]]:
-    launched = Attempt.objects.filter(run_id=incident.run_id, number=incident.attempt).first()
+    launched = attempt_of(incident.run, incident.attempt)
     nodes = {
         node for rank in incident.first_bad.get("ranks", []) if (node := firstbad.node_of(launched, rank))
     }

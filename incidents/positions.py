@@ -6,7 +6,9 @@ computed from the nearest checkpoint and the samples per step between two report
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +25,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "optimizer_step": ("optimizer_step",),
     "schedule_position": ("schedule_position", "lr_step"),
 }
+_COMPUTABLE = ("loader_position", "consumed_samples")
 # Most trainers name no position: the database looks through the newest events, and only those that can name
 # one are fetched and decoded. This runs while an incident opens.
 _NEWEST = """
@@ -84,23 +87,36 @@ def of_checkpoint(checkpoint: Checkpoint) -> Known:
 
 def at(run: Run, attempt: int, step: int) -> Known:
     """Return the positions after `step` of `attempt`."""
-    values: dict[str, int | None] = dict.fromkeys(POSITIONS)
-    rows = Event.objects.filter(run_id=run.pk, attempt=attempt, step=step, type__in=_TYPES).order_by(
-        "-received_at"
-    )[:400]
-    for row in rows:
-        for name, value in of_event(row.data).items():
+    return at_each(run, attempt, [step])[0]
+
+
+def at_each(run: Run, attempt: int, steps: Sequence[int]) -> list[Known]:
+    """Return the positions after each of `steps`, which should lie near each other."""
+    told: dict[int, dict[str, int]] = {step: {} for step in steps}
+    rows = (
+        Event.objects.filter(run_id=run.pk, attempt=attempt, step__in=steps, type__in=_TYPES)
+        .order_by("-received_at")
+        .values_list("step", "data")[: 400 * len(steps)]
+    )
+    for step, data in rows:
+        assert step is not None
+        for name, value in of_event(data).items():
             # Ranks of one step report the same number; a straggler's smaller one is its local view.
-            values[name] = max(value, values[name] or 0)
-    kept = Checkpoint.objects.filter(run=run, attempt=attempt, step=step).first()
-    if kept is not None:
-        for name, of_kept in kept.positions().items():
-            if values[name] is None:
-                values[name] = of_kept
+            told[step][name] = max(value, told[step].get(name, 0))
+    for checkpoint in Checkpoint.objects.filter(run=run, attempt=attempt, step__in=steps).defer("files"):
+        for name, of_kept in checkpoint.positions().items():
+            if of_kept is not None:
+                told[checkpoint.step].setdefault(name, of_kept)
+    reports = _Reports(run, attempt)
+    return [_known(step, told[step], reports) for step in steps]
+
+
+def _known(step: int, told: dict[str, int], reports: "_Reports") -> Known:
+    values: dict[str, int | None] = {name: told.get(name) for name in POSITIONS}
     computed: dict[str, str] = {}
-    for name in ("loader_position", "consumed_samples"):
+    for name in _COMPUTABLE:
         if values[name] is None:
-            guess = _along_the_line(run, attempt, step, name)
+            guess = _along_the_line(reports.points[name], step)
             if guess is not None:
                 values[name], computed[name] = guess
     why_none = {
@@ -113,8 +129,32 @@ def at(run: Run, attempt: int, step: int) -> Known:
 
 def samples_per_step(run: Run, attempt: int, name: str = "loader_position") -> int | None:
     """Return how many samples one step of an attempt takes, from the two newest reports; None: unknown."""
-    points = _points(run, attempt, name)
-    return _rate(points)
+    return _rate(_Reports(run, attempt).points[name])
+
+
+class _Reports:
+    """The newest reported positions of an attempt, read once and only if something must be computed."""
+
+    def __init__(self, run: Run, attempt: int) -> None:
+        self._run, self._attempt = run, attempt
+
+    @cached_property
+    def points(self) -> dict[str, list[tuple[int, int]]]:
+        """Return (step, position) as reported, newest step first, by the position's name."""
+        found: dict[str, dict[int, int]] = {name: {} for name in _COMPUTABLE}
+        kept = Checkpoint.objects.filter(run=self._run).values_list("step", *_COMPUTABLE)
+        for step, *values in kept:
+            for name, value in zip(_COMPUTABLE, values, strict=True):
+                if value is not None:
+                    found[name][step] = value
+        keys = [key for name in _COMPUTABLE for key in _NAMES[name]]
+        with connection.cursor() as cursor:
+            cursor.execute(_NEWEST, [self._run.pk, self._attempt, list(_TYPES), [*keys, "positions"]])
+            for step, data in cursor.fetchall():
+                for name, value in of_event(json.loads(data)).items():
+                    if name in found:
+                        found[name][step] = max(value, found[name].get(step, 0))
+        return {name: sorted(points.items(), reverse=True) for name, points in found.items()}
 
 
 def _rate(points: list[tuple[int, int]]) -> int | None:
@@ -124,22 +164,7 @@ def _rate(points: list[tuple[int, int]]) -> int | None:
     return None
 
 
-def _points(run: Run, attempt: int, name: str) -> list[tuple[int, int]]:
-    """Return (step, position) as reported, newest step first."""
-    points: dict[int, int] = dict(
-        Checkpoint.objects.filter(run=run, **{f"{name}__isnull": False}).values_list("step", name)
-    )
-    with connection.cursor() as cursor:
-        cursor.execute(_NEWEST, [run.pk, attempt, list(_TYPES), [*_NAMES[name], "positions"]])
-        for step, data in cursor.fetchall():
-            value = of_event(json.loads(data)).get(name)
-            if value is not None:
-                points[step] = max(value, points.get(step, 0))
-    return sorted(points.items(), reverse=True)
-
-
-def _along_the_line(run: Run, attempt: int, step: int, name: str) -> tuple[int, str] | None:
-    points = _points(run, attempt, name)
+def _along_the_line(points: list[tuple[int, int]], step: int) -> tuple[int, str] | None:
     rate = _rate(points)
     if rate is None:
         return None

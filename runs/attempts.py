@@ -5,9 +5,20 @@ from datetime import datetime
 from typing import Any
 
 from andon.wire import Event
-from runs.models import Attempt
+from runs.models import Attempt, Run
 from runs.signals import attempt_launched
 from runs.telling import tell
+
+
+def attempt_of(run: Run, number: int) -> Attempt | None:
+    """Return one attempt of `run`, None when nothing opened it; read once per `Run` object.
+
+    What opens an incident asks for it in half a dozen places, each a round trip a trainer waits for.
+    """
+    known: dict[int, Attempt | None] = run.__dict__.setdefault("_attempts_read", {})
+    if number not in known:
+        known[number] = Attempt.objects.filter(run=run, number=number).first()
+    return known[number]
 
 
 class Attempts:

@@ -67,8 +67,8 @@ def set_directive(
     newest = current(run.pk)
     since = timezone.now()
     if attempt is None:
-        launched = Attempt.objects.filter(run=run).order_by("-number").first()
-        attempt = 1 if launched is None else launched.number
+        numbers = Attempt.objects.filter(run=run).order_by("-number").values_list("number", flat=True)
+        attempt = numbers.first() or 1
     message = Message(
         kind=kind,
         seq=1 if newest is None else newest.seq + 1,

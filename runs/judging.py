@@ -263,7 +263,7 @@ def _tell(run_id: int, waiting: list[Finding]) -> None:
             Pending(run_id=run_id, what="finding", ref=row.pk, received_at=row.received_at) for row in waiting
         )
     else:
-        findings_stored.send(sender=Finding, run=run, findings=waiting)
+        findings_stored.send(sender=Finding, run=run, findings=waiting, locked=True)
     with connection.cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', '0', true)")
 

@@ -8,9 +8,10 @@ from andon.detect.cells import SOURCES, VALUES, BadCells, FirstBad, Phase, cells
 from andon.detect.cells import first_bad as earliest
 from andon.detect.topology import Topology
 from andon.wire import fold_ranks
+from runs.attempts import attempt_of
 from runs.cellmap import grid_states
 from runs.curves import Point, layer_series, series
-from runs.models import Attempt, Event, Run
+from runs.models import Event, Run
 from runs.rows import raw_cursor
 
 __all__ = [
@@ -73,7 +74,7 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
     if "layer" in found:
         names, of_rank = found["layer"][0], found["layer"][1]
         layers = _cells(step, skipped, [_layer(name) for name in names], found["layer"], rank=of_rank)
-    row = Attempt.objects.filter(run=run, number=attempt).only("groups").first()
+    row = attempt_of(run, attempt)
     topology: Topology | None = None
     if row is not None and row.groups:
         try:

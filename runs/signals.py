@@ -8,7 +8,8 @@ matter wrap the call in a savepoint (see `runs.ingest`).
 from django.dispatch import Signal
 
 # Sent by runs.ingest and runs.watching with `run: Run` and `findings: list[Finding]` (rows, severity
-# warn or halt, rule mode act, not backfill first). Receivers open or extend an incident.
+# warn or halt, rule mode act, not backfill first), and `locked=True` where the sender has just locked the
+# run. Receivers open or extend an incident.
 findings_stored = Signal()
 
 # Sent with `run: Run`, `attempt: Attempt`, `permit_id: str` ("" when the launch named none).

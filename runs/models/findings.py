@@ -94,9 +94,9 @@ class FirstBad(models.Model):
             )
         ]
         indexes = [
-            # Only the cells of an attempt's earliest bad step are read, those of applied updates first. Partial,
-            # since a look-up of one lane must not take them: with a small table's statistics the planner
-            # prefers the narrower index, and then reads every lane of the run for each.
+            # Only the cells of an attempt's earliest bad step are read, those of applied updates first.
+            # Partial, so that the look-up of one lane cannot take them: by a small table's statistics the
+            # planner prefers the narrower index, and then reads every lane of the run.
             models.Index(
                 fields=["run", "attempt", "step"], condition=Q(skipped=False), name="first_bad_applied"
             ),
