@@ -1,0 +1,282 @@
+"""Holding a directory where it lies: a second, read-only tree of the same bytes in the same file system.
+
+Each file is cloned (reflink) where the file system can: then not even its owner can change the held
+bytes. Elsewhere it is hard-linked: deleting and replacing the original leave the held link, and what was
+changed in place shows, because inode, size and time of change are recorded. Run as root, the tree and
+its links belong to root, so that the trainer can no longer open them for writing.
+
+The node agent and a server that reads the file system itself hold by this same code.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from andon.signing import fsync_directory
+
+TREES = ".andon-holds"  # beside the checkpoints, in the same file system
+# A file without a save-time digest is hashed while holding only up to this size: holds never wait.
+HASH_AT_ONCE_BYTES = 1 << 20
+_CHUNK_BYTES = 1 << 20
+_FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_NO_CLONES = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM}
+# Another file system, a protected-hardlinks rule, a read-only mount: then the copy is the hold.
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
+
+
+class HoldError(Exception):
+    """A file is missing, has another size, or lies outside. `permanent`: asking again will not help."""
+
+    def __init__(self, says: str, *, permanent: bool = False) -> None:
+        super().__init__(says)
+        self.says = says
+        self.permanent = permanent
+
+
+@dataclass(frozen=True)
+class HeldTree:
+    """What a hold achieved.
+
+    `files` is `[{"path", "bytes", "sha256", "inode", "mtime_ns"}]`, `how` is `reflinks`, `links` or
+    `none` (then `tree` is empty and the copy is the hold), `says` is for people.
+    """
+
+    files: list[dict[str, Any]]
+    how: str
+    says: str
+    tree: str = ""
+
+    @property
+    def is_safe(self) -> bool:
+        """Return whether the bytes can no longer be lost."""
+        return self.how != "none"
+
+
+def hold_tree(base: Path, root: Path, name: str, files: Sequence[Mapping[str, Any]]) -> HeldTree:
+    """Hold the files of `base`; safe to repeat, and to run twice at once.
+
+    Args:
+        base: the directory, or the one file when its entry's path is empty.
+        root: the highest directory that may be written to.
+        name: of the tree, a relative path that nothing else uses.
+        files: `{"path", "bytes"?, "sha256"?}` as committed; what is there must have these sizes.
+
+    Raises:
+        HoldError: a file is missing or has another size (permanent), or the file system has trouble.
+    """
+    tree = _top(base, root) / TREES / inside(name)
+    clones = _Clones()
+    try:
+        table = [_hold(base, tree, entry, clones) for entry in files]
+        _freeze(tree)
+    except OSError as error:
+        why = error.strerror or type(error).__name__
+        if error.errno not in _NO_LINKS:
+            raise HoldError(f"{tree}: {why}") from error
+        # Looked at first: where an original is gone, its held link is not given up.
+        seen = [look(base, entry) for entry in files]
+        drop(tree)
+        says = f"not safe until copied: no hard links could be made beside it ({why})"
+        return HeldTree(seen, "none", says)
+    if clones.work:
+        says = "held by read-only clones in the same file system; root can still change them"
+        return HeldTree(table, "reflinks", says, str(tree))
+    says = "held by read-only hard links in the same file system; root can still change them"
+    return HeldTree(table, "links", says, str(tree))
+
+
+def inside(path: str) -> str:
+    """Return a relative path as it is.
+
+    Raises:
+        HoldError: it is absolute, leaves its directory, or holds a NUL.
+    """
+    if path.startswith("/") or ".." in path.split("/") or "\0" in path:
+        raise HoldError(f"{path!r}: a held file must lie inside its directory", permanent=True)
+    return path
+
+
+def place(directory: str | Path, base_name: str, path: str) -> Path:
+    """Return where a held file lies in its tree; an empty path is the one file that `base` was."""
+    return Path(directory) / inside(path or base_name)
+
+
+def changed(tree: str, base_name: str, files: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the held files whose inode, size or time of change is no longer what was recorded."""
+    found = []
+    for entry in files:
+        try:
+            about = place(tree, base_name, str(entry["path"])).lstat()
+        except OSError:
+            found.append(f"{entry['path']}: its held link is gone")
+            continue
+        if (about.st_ino, about.st_size, about.st_mtime_ns) != (
+            entry.get("inode"),
+            entry["bytes"],
+            entry.get("mtime_ns"),
+        ):
+            found.append(f"{entry['path']}: was changed in place after it was held")
+    return found
+
+
+def list_files(base: Path) -> list[str]:
+    """Return the paths of the regular files below a directory, sorted; [""] when it is one file."""
+    if base.is_dir():
+        return sorted(
+            str(file.relative_to(base))
+            for file in base.rglob("*")
+            if file.is_file() and not file.is_symlink()
+        )
+    if not base.exists():
+        raise HoldError(f"{base}: is not there", permanent=True)
+    return [""]
+
+
+def drop(tree: Path) -> None:
+    """Remove a tree; the originals stay."""
+    for directory, _, _ in os.walk(tree):
+        os.chmod(directory, 0o700)
+    shutil.rmtree(tree, ignore_errors=True)
+
+
+def look(base: Path, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a file is, without holding it.
+
+    Raises:
+        HoldError: it is missing or has another size.
+    """
+    path = str(entry["path"])
+    source = base / inside(path) if path else base
+    try:
+        size = source.stat().st_size
+    except OSError as error:
+        raise HoldError(f"{source}: {error.strerror}", permanent=_is_gone(error)) from error
+    _compare(source, size, entry)
+    return {"path": path, "bytes": size, "sha256": _digest(entry, source, size)}
+
+
+class _Clones:
+    """Whether this file system can clone; asked with the first file of a tree, not with each."""
+
+    work = True
+
+    def make(self, source: Path, target: Path, source_about: os.stat_result) -> bool:
+        """Clone a file; False where the file system cannot, FileExistsError when the target is there."""
+        if not self.work:
+            return False
+        with source.open("rb") as original:
+            # Under another name until it is whole: a clone that was cut must not pass for a held file.
+            part = target.with_name(f".{target.name}.{os.getpid()}.part")
+            with contextlib.suppress(FileNotFoundError):
+                part.unlink()
+            with part.open("xb") as clone:
+                try:
+                    fcntl.ioctl(clone.fileno(), _FICLONE, original.fileno())
+                except OSError as error:
+                    part.unlink()
+                    if error.errno not in _NO_CLONES:
+                        raise
+                    self.work = False
+                    return False
+                with contextlib.suppress(PermissionError):
+                    os.fchown(clone.fileno(), -1, source_about.st_gid)
+                os.fchmod(clone.fileno(), stat.S_IMODE(source_about.st_mode) & 0o555)
+                os.utime(clone.fileno(), ns=(source_about.st_atime_ns, source_about.st_mtime_ns))
+                os.fsync(clone.fileno())
+        try:
+            os.link(part, target)
+        finally:
+            part.unlink()
+        return True
+
+
+def _hold(base: Path, tree: Path, entry: Mapping[str, Any], clones: _Clones) -> dict[str, Any]:
+    path = str(entry["path"])
+    source = base / inside(path) if path else base
+    target = place(tree, base.name, path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        about = source.lstat()
+        if not stat.S_ISREG(about.st_mode):
+            raise HoldError(f"{source}: is not a regular file", permanent=True)
+        if target.exists() or not clones.make(source, target, about):
+            os.link(source, target, follow_symlinks=False)
+    except FileExistsError:
+        pass  # an earlier try, or another worker, linked it; what it is, is checked below
+    except FileNotFoundError as error:
+        if not target.exists():
+            raise HoldError(f"{source}: missing", permanent=True) from error
+    about = target.lstat()
+    _compare(source, about.st_size, entry)
+    _take_away_writing(target, about)
+    return {
+        "path": path,
+        "bytes": about.st_size,
+        "sha256": _digest(entry, target, about.st_size),
+        "inode": about.st_ino,
+        "mtime_ns": about.st_mtime_ns,
+    }
+
+
+def _take_away_writing(target: Path, about: os.stat_result) -> None:
+    """Make a held file read-only, and root's where we are root.
+
+    Whoever could read it still can, its owner through the group: a checkpoint must stay loadable.
+    """
+    mode = stat.S_IMODE(about.st_mode) & 0o555
+    # Where the file is not ours to change, the link still outlives a deletion.
+    with contextlib.suppress(PermissionError):
+        if os.geteuid() == 0 and about.st_uid != 0:
+            os.chown(target, 0, -1, follow_symlinks=False)
+            mode |= 0o440
+        target.chmod(mode)
+
+
+def _compare(source: Path, size: int, entry: Mapping[str, Any]) -> None:
+    if entry.get("bytes") is not None and size != entry["bytes"]:
+        raise HoldError(f"{source}: {size} bytes, committed with {entry['bytes']}", permanent=True)
+
+
+def _digest(entry: Mapping[str, Any], file: Path, size: int) -> str:
+    known = str(entry.get("sha256") or "")
+    if known or size > HASH_AT_ONCE_BYTES:
+        return known
+    digest = hashlib.sha256()
+    with file.open("rb") as stream:
+        while data := stream.read(_CHUNK_BYTES):
+            digest.update(data)
+    return digest.hexdigest()
+
+
+def _top(base: Path, root: Path) -> Path:
+    """Return the highest directory between `base` and `root` in base's own file system.
+
+    A root may hold several mounts, and links do not cross them.
+    """
+    try:
+        device = base.stat().st_dev
+    except OSError:
+        # Rotated away: what an earlier try linked may still be there.
+        return root
+    top = base.parent if base != root else base
+    while top not in (root, top.parent) and top.parent.stat().st_dev == device:
+        top = top.parent
+    return top
+
+
+def _freeze(tree: Path) -> None:
+    for directory, _, _ in os.walk(tree, topdown=False):
+        fsync_directory(Path(directory))
+        os.chmod(directory, 0o555)  # noqa: S103  (readable by the trainer's own people, writable by none)
+
+
+def _is_gone(error: OSError) -> bool:
+    return isinstance(error, FileNotFoundError | NotADirectoryError)
