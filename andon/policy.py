@@ -89,14 +89,35 @@ class CostRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     storage_gb_month_price: float = 0.023
 
 
+# Samples and people's paths may be in these: they must stay erasable, so nothing locks them for good.
+NEVER_COMPLIANCE = frozenset({"batch_ids", "batch_statistics", "rank_logs", "raw_samples"})
+_MOST_RETAIN_DAYS = 3660  # ten years: beyond it is a typing mistake, and a lock cannot be taken back
+
+
 class EvidenceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the freeze plan: what to keep, whether the gate needs it, how long, which lock."""
+    """One line of the freeze plan: what to keep, whether the gate needs it, how long, which lock.
+
+    `retain_days` counts from close-out; `deadline_s` is how long a silent source is tried. A lock
+    "compliance" is asked for here and set once two people have confirmed it.
+    """
 
     kind: str
     required: bool = True
     retain_days: int = 30
     lock: Lock = "governance"
     deadline_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.retain_days <= _MOST_RETAIN_DAYS:
+            raise ValueError(f"{self.kind}: retain_days must be 0 to {_MOST_RETAIN_DAYS}")
+        if self.lock == "compliance" and self.kind in NEVER_COMPLIANCE:
+            raise ValueError(f"{self.kind}: never under compliance, it must stay erasable")
+
+
+class VaultRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the vault may be made to keep."""
+
+    compliance_gb_days: int = 30_000  # per run: 1 TB for 30 days, which no one can take back
 
 
 class Caps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,6 +183,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cost: CostRules = CostRules()
     caps: Caps = Caps()
     rate: RateRules = RateRules()
+    vault: VaultRules = VaultRules()
     evidence: tuple[EvidenceRule, ...] = DEFAULT_EVIDENCE
     event_window_steps: int = 128  # how much of the event log and of the norms is frozen around b
 

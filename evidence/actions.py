@@ -6,19 +6,13 @@ from django.utils import timezone
 from evidence import custody
 from evidence.models import Dossier, Item
 from evidence.plan import freeze
+from evidence.refused import Refused
 from runs.access import project_member
 from runs.locks import lock_run
 from runs.models import Attempt, Person, Role, Run
 from runs.policies import policy_for
 
-
-class Refused(Exception):
-    """An action that may not be done. `code` is for machines, `says` for people."""
-
-    def __init__(self, code: str, says: str) -> None:
-        super().__init__(says)
-        self.code = code
-        self.says = says
+_MOST_STEPS = 2**31 - 1  # no run has more, and the margin's column holds no more
 
 
 def waive(*, item: Item, person: Person, why: str) -> Item:
@@ -55,29 +49,49 @@ def waive(*, item: Item, person: Person, why: str) -> Item:
 
 
 def open_dossier(
-    *, run: Run, person: Person, why: str, label: str = "", first_bad_step: int | None = None
+    *,
+    run: Run,
+    person: Person,
+    why: str,
+    label: str = "",
+    attempt: int | None = None,
+    first_bad_step: int | None = None,
+    margin_steps: int = 0,
 ) -> Dossier:
     """Freeze the evidence of a run by hand, without an incident.
 
+    Args:
+        attempt: whose evidence; None: the newest attempt's.
+        first_bad_step: b, None when nothing is known to be bad: then the newest verified checkpoint is
+            kept and the window ends at the newest step.
+        margin_steps: last good is at or before b - max(1, margin); 100 is usual when nobody knows when a
+            spike or a corruption began.
+
     Raises:
-        Refused: not-allowed or reason-needed.
+        Refused: not-allowed, reason-needed, unknown-attempt or no-such-step.
     """
     if not project_member(person, run.project, Role.RESPONDER, Role.APPROVER, Role.ADMIN):
         raise Refused("not-allowed", "Only a responder, approver or admin of the project may freeze.")
     if not why.strip():
         raise Refused("reason-needed", "Say why this is kept.")
+    for name, step in (("first bad step", first_bad_step or 0), ("margin", margin_steps)):
+        if not 0 <= step <= _MOST_STEPS:
+            raise Refused("no-such-step", f"The {name} must be a whole number from 0 to {_MOST_STEPS:,}.")
     with transaction.atomic():
         locked = lock_run(run.pk)
-        attempt = Attempt.objects.filter(run=locked).order_by("-number").first()
+        attempts = Attempt.objects.filter(run=locked).order_by("-number")
+        newest = (attempts if attempt is None else attempts.filter(number=attempt)).first()
+        if attempt is not None and newest is None:
+            raise Refused("unknown-attempt", f"Run {run.slug} has no attempt {attempt}.")
         return freeze(
             run=locked,
-            label=label or f"frozen by hand: {why.strip()}"[:200],
+            label=(label.strip() or f"frozen by hand: {why.strip()}")[:200],
             url="",
             why=why.strip(),
             opened_by=str(person.opaque_id),
-            attempt=attempt.number if attempt else None,
+            attempt=newest.number if newest else None,
             first_bad_step=first_bad_step,
-            margin_steps=0,
+            margin_steps=margin_steps,
             policy=policy_for(locked.pk),
         )
 

@@ -6,18 +6,20 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.db import connections
 
-from evidence.sql import APPEND_ONLY, TRIGGERS
+from evidence.sql import EXPECTED
 
 
 @register(Tags.database)
-def append_only_triggers_exist(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Report every append-only trigger of custody and seals that is missing or switched off."""
+def triggers_exist(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
+    """Report every trigger of the vault's tables that is missing or switched off."""
     errors: list[CheckMessage] = []
     for alias in databases or ():
         connection = connections[alias]
         tables = connection.introspection.table_names()
         with connection.cursor() as cursor:
-            for table in (name for name in APPEND_ONLY if name in tables):
+            for table, expected in EXPECTED.items():
+                if table not in tables:
+                    continue
                 cursor.execute(
                     "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND tgenabled <> 'D'",
                     [table],
@@ -29,7 +31,7 @@ def append_only_triggers_exist(databases: Sequence[str] | None = None, **_: Any)
                         hint="Run `manage.py migrate`; if dropped by hand, restore it from evidence/sql.py.",
                         id="evidence.E001",
                     )
-                    for trigger in TRIGGERS
+                    for trigger in expected
                     if trigger not in there
                 ]
     return errors

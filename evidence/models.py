@@ -3,7 +3,7 @@
 import uuid
 
 from django.db import models
-from django.db.models import Q
+from django.db.models import F, Q
 
 from runs.models import Run
 
@@ -24,7 +24,9 @@ class Dossier(models.Model):
     first_bad_step = models.BigIntegerField(null=True)  # b; null when nothing is known to be bad
     margin_steps = models.PositiveIntegerField(default=0)  # last good is at or before b - max(1, margin)
     plan = models.JSONField(default=dict)  # the freeze plan as made, with its policy digest
-    closed_at = models.DateTimeField(null=True)
+    closed_at = models.DateTimeField(null=True)  # locks were extended to the policy's days then
+    released_at = models.DateTimeField(null=True)  # two people let its holds go
+    deleted_at = models.DateTimeField(null=True)  # two people had its stored objects deleted; rows stay
 
     def __str__(self) -> str:
         return self.label or f"dossier {self.pk}"
@@ -54,7 +56,8 @@ class Item(models.Model):
     # What keeps the source's bytes from being lost until they are copied: {"how", "says", ...}
     protected_by = models.JSONField(default=dict)
     lock = models.CharField(max_length=12, default="governance")
-    retain_until = models.DateTimeField(null=True)
+    retain_days = models.PositiveIntegerField(default=30)  # after close-out, as the policy said
+    retain_until = models.DateTimeField(null=True)  # only ever later: a trigger refuses an earlier one
     deadline = models.DateTimeField(null=True)
     silent_since = models.DateTimeField(null=True)  # the source has not answered since
     bytes_total = models.BigIntegerField(null=True)
@@ -95,9 +98,15 @@ class StoredObject(models.Model):
     protected_by = models.JSONField(default=dict)  # {"mode", "until", "legal_hold"} as read back
     stored_at = models.DateTimeField()
     checked_at = models.DateTimeField(null=True)  # last fixity check
+    mismatch = models.TextField(blank=True)  # what that check found; "" = the bytes are as stored
+    deleted_at = models.DateTimeField(null=True)  # the bytes are gone, after release and two people
 
     class Meta:
         constraints = [models.UniqueConstraint(fields=["item", "path"], name="one_object_per_path")]
+        indexes = [
+            models.Index(F("checked_at").asc(nulls_first=True), "id", name="object_oldest_check"),
+            models.Index(fields=["item"], condition=~Q(mismatch=""), name="object_mismatch"),
+        ]
 
     def __str__(self) -> str:
         return f"{self.path} {self.sha256[:8]}"
@@ -143,6 +152,63 @@ class DeletionAllow(models.Model):
 
     def __str__(self) -> str:
         return self.uri
+
+
+class GateUse(models.Model):
+    """When a run's checkpoint manager last asked the deletion gate: a run that never did may delete
+    without asking."""
+
+    run = models.OneToOneField(Run, models.CASCADE, primary_key=True, related_name="gate_use")
+    asked_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.run_id} asked at {self.asked_at}"
+
+
+class VaultRequest(models.Model):
+    """A step that needs two people: one asks, another agrees. Made by `evidence.release` and
+    `evidence.compliance`; every turn is a custody row."""
+
+    class Kind(models.TextChoices):
+        RELEASE = "release"
+        DELETION = "deletion"
+        COMPLIANCE = "compliance"
+
+    class State(models.TextChoices):
+        OPEN = "open"
+        APPROVED = "approved"  # the work it allows is under way
+        DONE = "done"
+        DECLINED = "declined"  # by another person, or withdrawn
+
+    dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="vault_requests", db_index=False)
+    kind = models.CharField(max_length=12, choices=Kind.choices)
+    state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
+    why = models.TextField()
+    subject = models.JSONField(default=dict)  # what was asked for: items, bytes, dates, cost
+    requested_by = models.CharField(max_length=64)  # opaque person id, as `decided_by`
+    requested_at = models.DateTimeField()
+    decided_by = models.CharField(max_length=64, blank=True)
+    decided_at = models.DateTimeField(null=True)
+    decided_why = models.TextField(blank=True)
+    done_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(
+                fields=["dossier", "kind"],
+                condition=Q(state__in=["open", "approved"]),
+                name="one_live_vault_request",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=["open", "declined"])
+                | (~Q(decided_by="") & ~Q(decided_by=F("requested_by"))),
+                name="vault_request_by_two_people",
+            ),
+        ]
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of dossier {self.dossier_id} ({self.state})"
 
 
 class CustodyRow(models.Model):
@@ -198,3 +264,64 @@ class StoreProbe(models.Model):
 
     def __str__(self) -> str:
         return f"{self.store} at {self.probed_at}"
+
+
+class Agent(models.Model):
+    """A node's agent, as far as a run knows it: when it last asked what is wanted."""
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="agents", db_index=False)
+    node = models.CharField(max_length=200)
+    seen_at = models.DateTimeField()  # written every 15 s at most
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["run", "node"], name="one_agent_per_node")]
+
+    def __str__(self) -> str:
+        return f"agent of {self.node}"
+
+
+class AgentTask(models.Model):
+    """What only a node's agent can do for an item: hold a place in its file system, or upload one file.
+
+    The worker writes what is wanted and takes the outcome into the item; the agent's posts change
+    nothing but this row. See `evidence.agents`.
+    """
+
+    class Act(models.TextChoices):
+        HOLD = "hold"
+        UPLOAD = "upload"
+
+    run = models.ForeignKey(Run, models.CASCADE, related_name="agent_tasks", db_index=False)
+    item = models.ForeignKey(Item, models.CASCADE, related_name="agent_tasks", db_index=False)
+    act = models.CharField(max_length=6, choices=Act.choices)
+    path = models.TextField(blank=True)  # inside the item; of a hold: what its files' paths begin with
+    uri = models.TextField()  # where it lies on the node
+    node = models.CharField(max_length=200, blank=True)  # "" = whichever node has it
+    tail_bytes = models.BigIntegerField(null=True)  # only so much of the end; null = whole
+    masked = models.BooleanField(default=False)  # secrets are taken out on the node
+    bytes_total = models.BigIntegerField(null=True)  # as committed, or as the agent announced
+    sha256 = models.CharField(max_length=64, blank=True)
+    known = models.BooleanField(default=False)  # the two above were known before the agent was asked
+    files = models.JSONField(default=list)  # of a hold, so far: [{"path", …, "node", "tree", "how"}]
+    changed = models.JSONField(default=list)  # of a hold: what was changed in place since
+    parts = models.JSONField(default=list)  # of an upload: [[sha256, md5]] of each part, as announced
+    part_bytes = models.BigIntegerField(null=True)
+    bytes_done = models.BigIntegerField(default=0)
+    store_upload = models.TextField(blank=True)  # the store's own name of the upload
+    cannot = models.JSONField(default=dict)  # node -> why it cannot
+    trouble = models.TextField(blank=True)  # what went wrong last, for people
+    given_to = models.CharField(max_length=200, blank=True)  # the node that was told first, and when
+    given_at = models.DateTimeField(null=True)
+    made_at = models.DateTimeField()
+    seen_at = models.DateTimeField(null=True)  # the agent last posted about it
+    arrived_at = models.DateTimeField(null=True)  # all parts are announced as sent
+    done_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["item", "act", "path"], name="one_agent_task")]
+        indexes = [
+            models.Index(fields=["run", "node"], condition=Q(done_at=None), name="agent_task_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.act} {self.uri}"

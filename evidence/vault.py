@@ -79,6 +79,28 @@ class Vault(Protocol):
         """Return what protects a version, as read back from the store now. Raises VaultError."""
         ...
 
+    def extend(self, key: str, version_id: str, lock: str, until: datetime) -> dict[str, Any]:
+        """Lock a version until at least `until`, and return what protects it then, as read back.
+
+        An earlier date or a weaker mode than it has is never sent. Raises VaultError.
+        """
+        ...
+
+    def let_go(self, key: str, version_id: str) -> dict[str, Any]:
+        """Take the legal hold off a version, never its date; return what still protects it.
+
+        Raises VaultError.
+        """
+        ...
+
+    def delete(self, key: str, version_id: str) -> None:
+        """Delete one version for good, or do nothing when it is not there.
+
+        Raises:
+            VaultError: permanent while a date or a hold still protects it; no lock is ever bypassed.
+        """
+        ...
+
     def uri(self, key: str, version_id: str) -> str:
         """Return the absolute URI of a version."""
         ...

@@ -104,6 +104,24 @@ class DirectoryVault:
             return PROTECTION | {"mode": "none", "says": "not protected: the file was made writable"}
         return dict(PROTECTION)
 
+    def extend(self, key: str, version_id: str, lock: str, until: datetime) -> dict[str, Any]:
+        """See `Vault.extend`. A directory keeps no dates; Andon's own rows do."""
+        return self.protection(key, version_id)
+
+    def let_go(self, key: str, version_id: str) -> dict[str, Any]:
+        """See `Vault.let_go`. A directory has no holds."""
+        return self.protection(key, version_id)
+
+    def delete(self, key: str, version_id: str) -> None:
+        """See `Vault.delete`."""
+        path = self._path(key)
+        try:
+            path.unlink(missing_ok=True)
+            if path.parent.is_dir():
+                fsync_directory(path.parent)
+        except OSError as error:
+            raise self._error(error) from error
+
     def uri(self, key: str, version_id: str) -> str:
         """See `Vault.uri`."""
         return self._path(key).as_uri()

@@ -222,6 +222,29 @@ class S3Vault:
         except (BotoCoreError, ClientError) as error:
             raise self._error(key, error) from error
 
+    def extend(self, key: str, version_id: str, lock: str, until: datetime) -> dict[str, Any]:
+        """See `Vault.extend`."""
+        try:
+            self.locks.apply(key, version_id, lock, until)
+            return self.locks.read(key, version_id)
+        except (BotoCoreError, ClientError) as error:
+            raise self._error(key, error) from error
+
+    def let_go(self, key: str, version_id: str) -> dict[str, Any]:
+        """See `Vault.let_go`."""
+        try:
+            self.locks.let_go(key, version_id)
+            return self.locks.read(key, version_id)
+        except (BotoCoreError, ClientError) as error:
+            raise self._error(key, error) from error
+
+    def delete(self, key: str, version_id: str) -> None:
+        """See `Vault.delete`."""
+        try:
+            self.locks.delete(key, version_id)
+        except (BotoCoreError, ClientError) as error:
+            raise self._error(key, error) from error
+
     def _with_protection(self, stored: Stored) -> Stored:
         protected_by = self.locks.read(stored.key, stored.version_id)
         return Stored(

@@ -54,7 +54,7 @@ class Locks:
         if lock == "none" or until is None or not self.enabled:
             return {}
         return {
-            "ObjectLockMode": "GOVERNANCE",
+            "ObjectLockMode": _mode(lock),
             "ObjectLockRetainUntilDate": until,
             "ObjectLockLegalHoldStatus": "ON",
         }
@@ -62,17 +62,19 @@ class Locks:
     def apply(self, key: str, version_id: str, lock: str, until: datetime | None) -> None:
         """Put retention and a legal hold on one version, where they are not there already.
 
-        An earlier or equal date is never sent: nothing here can shorten a lock.
+        An earlier or equal date is never sent, nor a weaker mode: nothing here can shorten a lock.
         """
         if lock == "none" or until is None or not self.enabled or not version_id:
             return
         seen = self.read(key, version_id)
-        if seen["until"] is None or datetime.fromisoformat(seen["until"]) < until.replace(microsecond=0):
+        has = datetime.fromisoformat(seen["until"]) if seen["until"] else None
+        mode = "COMPLIANCE" if seen["mode"] == "COMPLIANCE" else _mode(lock)
+        if has is None or has < until.replace(microsecond=0) or mode != seen["mode"]:
             self.client.put_object_retention(
                 Bucket=self.bucket,
                 Key=key,
                 VersionId=version_id,
-                Retention={"Mode": seen["mode"] or "GOVERNANCE", "RetainUntilDate": until},
+                Retention={"Mode": mode, "RetainUntilDate": max(until, has or until)},
             )
         if seen["legal_hold"] is not True:
             self.hold(key, version_id)
@@ -82,6 +84,18 @@ class Locks:
         self.client.put_object_legal_hold(
             Bucket=self.bucket, Key=key, VersionId=version_id, LegalHold={"Status": "ON"}
         )
+
+    def let_go(self, key: str, version_id: str) -> None:
+        """Take the legal hold off one version; its date stays."""
+        if self.enabled and version_id:
+            self.client.put_object_legal_hold(
+                Bucket=self.bucket, Key=key, VersionId=version_id, LegalHold={"Status": "OFF"}
+            )
+
+    def delete(self, key: str, version_id: str) -> None:
+        """Delete one version. A lock that still holds makes the store refuse: none is bypassed."""
+        version = {"VersionId": version_id} if version_id else {}
+        self.client.delete_object(Bucket=self.bucket, Key=key, **version)
 
     def read(self, key: str, version_id: str) -> dict[str, Any]:
         """Return `{"mode", "until", "legal_hold", "says"}` as the store tells it now.
@@ -112,6 +126,10 @@ class Locks:
             if error_code(error) in _NO_LOCK | _UNSUPPORTED:
                 return {}, True
             raise
+
+
+def _mode(lock: str) -> str:
+    return "COMPLIANCE" if lock == "compliance" else "GOVERNANCE"
 
 
 def _says(seen: dict[str, Any], *, known: bool) -> str:

@@ -1,0 +1,134 @@
+"""Taking off what a hold put on: in the bucket or directory a checkpoint lies in, and in the vault.
+
+Holds are counted by dossier: a version that another dossier still holds keeps its legal hold.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+from django.db import connection, transaction
+
+from andon import held_tree
+from evidence import s3client
+from evidence import sources as places
+from evidence.gates import holds_touching
+from evidence.models import Dossier, Hold, Item, StoredObject
+from evidence.sources import child
+from evidence.uris import covers, normalise, s3_place
+from evidence.vault import VaultError, vault
+from evidence.vault_s3_lock import Locks, error_code
+from runs.work import Retry
+
+_THREADS = 16
+_GONE = {"NoSuchKey", "NoSuchVersion", "404", "NoSuchBucket"}
+
+
+def sources(dossier: Dossier) -> dict[str, Any]:
+    """Let go of a released dossier's sources; returns what was done, in numbers.
+
+    Also of what earlier released dossiers had to leave because this one still counted on it.
+
+    Raises:
+        Retry: a store did not answer.
+    """
+    mine = Hold.objects.filter(dossier=dossier).values("uri")
+    items = Item.objects.filter(holds__uri__in=mine, dossier__released_at__isnull=False).distinct()
+    seen = {"legal_holds_off": 0, "kept_for_others": 0, "trees_removed": 0, "trees_elsewhere": 0}
+    for item in items.select_related("dossier"):
+        match item.protected_by.get("how"):
+            case "legal_hold":
+                off, kept = _legal_holds(item)
+                seen["legal_holds_off"] += off
+                seen["kept_for_others"] += kept
+            case "links" | "reflinks":
+                removed = _remove_tree(item)
+                seen["trees_removed" if removed else "trees_elsewhere"] += 1
+    return seen
+
+
+def stored(dossier: Dossier) -> dict[str, Any]:
+    """Take the legal holds off a released dossier's own objects; their dates stay as they are.
+
+    Raises:
+        Retry: the vault did not answer.
+    """
+    store = vault()
+    objects = list(
+        StoredObject.objects.filter(item__dossier=dossier, deleted_at=None).exclude(item__lock="none")
+    )
+
+    def let_go(one: StoredObject) -> StoredObject:
+        try:
+            one.protected_by = store.let_go(one.key, one.version_id)
+        finally:
+            connection.close()
+        return one
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            done = list(pool.map(let_go, objects))
+    except VaultError as error:
+        raise Retry(300 if error.permanent else 10, error.says) from error
+    with transaction.atomic():
+        StoredObject.objects.bulk_update(done, ["protected_by"], batch_size=500)
+    return {"vault_objects": len(done)}
+
+
+def _legal_holds(item: Item) -> tuple[int, int]:
+    """Return how many versions were let go, and how many another dossier still holds."""
+    uri = str(item.source["uri"])
+    bucket, _ = s3_place(uri)
+    locks = Locks(s3client.source_client(), bucket, f"s3://{bucket}")
+    versions = [
+        (normalise(where), s3_place(where)[1], str(entry["version_id"]))
+        for entry in item.files
+        if entry.get("version_id")
+        for where in [child(uri, str(entry["path"]))]
+    ]
+    names = {name for name, _, _ in versions}
+    others = _held_by_others(names)
+
+    def turn(one: tuple[str, str, str], *, off: bool) -> bool:
+        _, key, version_id = one
+        try:
+            if off:
+                locks.let_go(key, version_id)
+            else:
+                locks.hold(key, version_id)
+        except ClientError as error:
+            if error_code(error) not in _GONE:
+                raise
+        return off
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            list(pool.map(lambda one: turn(one, off=one[0] not in others), versions))
+            # A dossier opened between the look and the turn may have found its hold "on" already, and lost
+            # it to us: whoever is there now gets it back. The deletion gate said no all the while.
+            late = _held_by_others(names) - others
+            list(pool.map(lambda one: turn(one, off=False), [one for one in versions if one[0] in late]))
+    except (BotoCoreError, ClientError) as error:
+        raise Retry(30, f"{uri}: {type(error).__name__} {error}") from error
+    kept = sum(name in others | late for name, _, _ in versions)
+    return len(versions) - kept, kept
+
+
+def _held_by_others(names: set[str]) -> set[str]:
+    """Return those of the normalised URIs that a dossier which is not released holds."""
+    holds = [hold.uri for hold in holds_touching(names)]
+    return {name for name in names if any(covers(uri, name) for uri in holds)}
+
+
+def _remove_tree(item: Item) -> bool:
+    """Remove an item's own hard links; the files keep every other name they have.
+
+    False when the tree lies on another machine, or where this server may not touch anything.
+    """
+    tree = Path(str(item.protected_by.get("tree") or ""))
+    named = (held_tree.TREES, str(item.dossier.uid), str(item.pk))
+    if tree.parts[-3:] != named or places.root_of(tree) is None:
+        return False
+    held_tree.drop(tree)
+    return not tree.exists()
