@@ -16,6 +16,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from andon import keys
 from andon.client_http import Answer, Backoff, Clock, Connection, Unreachable, new_id
 from andon.directive import Follower
 from andon.spool import Post, Spool, open_slot
@@ -25,6 +26,7 @@ logger = logging.getLogger("andon.client")
 
 MAX_AGE_S = 14 * 86400.0  # the server keeps ids for 30 days; a repeat after that would count twice
 GZIP_FROM_BYTES = 4096
+KEYS_EVERY_S = 60.0  # at most; an unknown key is asked about again
 QUEUE_BYTES = 64 * 1024 * 1024
 
 
@@ -53,7 +55,9 @@ class Sender:
             written, posts wait in memory and `status()["disk_error"]` says so.
         node: put into events and frames that name none.
         attempt: put into events that name none; directives of another attempt are then ignored.
-        trusted: fingerprints of the server's keys; with them an unsigned directive is ignored.
+        trusted: fingerprints of the server's keys; with them an unsigned directive is ignored. When the
+            server signs with another key, its key document is asked whether a pinned one handed over
+            to it (andon/keys.py).
         max_wait_s: the longest that sending may keep its caller, to get the answer (and with it
             the directive) of the same step.
         spool_bytes: above this the oldest posts are given up and counted in a `gap` event.
@@ -83,6 +87,7 @@ class Sender:
         self._connection = self._open()
         self._max_wait_s, self._max_age_s = max_wait_s, max_age_s
         self._follower = Follower(run, attempt=attempt, trusted=trusted)
+        self._keys_asked_s = -KEYS_EVERY_S
         self._backoff = Backoff()
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -245,6 +250,7 @@ class Sender:
 
     def _answered(self, post: Post, answer: Answer) -> None:
         document = answer.document if answer.ok else answer.problem()
+        self._learn_keys(self._connection, document.get("directive"))
         with self._changed:
             if answer.ok:
                 self.counts["sent"] += 1
@@ -262,6 +268,23 @@ class Sender:
             if ticket is not None:
                 ticket.settle(document)
             self._changed.notify_all()
+
+    def _learn_keys(self, connection: Connection, directive: object) -> None:
+        """Ask for the key document when a directive is signed by a key that is not trusted."""
+        if directive is None or self._follower.knows_key_of(directive):
+            return
+        if time.monotonic() - self._keys_asked_s < KEYS_EVERY_S:
+            return
+        self._keys_asked_s = time.monotonic()
+        try:
+            answer = connection.get(keys.PATH)
+        except Unreachable as error:
+            logger.warning("%s: signed by a key that is not known, and no key document: %s", self.run, error)
+            return
+        with self._lock:
+            self._follower.learn(answer.document)
+        if not self._follower.knows_key_of(directive):
+            logger.error("%s: a directive is signed by a key that no pinned key handed over to", self.run)
 
     def _tell_gap(self) -> bool:
         """Turn what was given up into a `gap` event; return whether there was any."""
@@ -293,6 +316,11 @@ class Sender:
                 )
             )
         return True
+
+    @property
+    def trusted(self) -> Collection[str] | None:
+        """The keys that count now: the pinned ones and those they handed over to. None: none was pinned."""
+        return self._follower.trusted
 
     @property
     def attempt(self) -> int | None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from andon import keys
 from andon.signing import SignatureError, SigningKey, sign_document, verify_document
 
 SCHEMA = "andon.directive/1"
@@ -78,10 +79,22 @@ class Follower:
     ) -> None:
         self.run = run
         self.attempt = attempt
-        self.trusted = frozenset(trusted) if trusted is not None else None
+        # What was pinned; `learn` may add keys that the pinned ones handed over to.
+        self.trusted = trusted if trusted is None or isinstance(trusted, keys.KeyRing) else frozenset(trusted)
         self.document: dict[str, Any] | None = None
         self.seq = -1
         self.ignored = 0
+
+    def knows_key_of(self, document: object) -> bool:
+        """Return whether nothing need be asked about the key of `document`: it is trusted, or it names
+        none, or nothing is pinned."""
+        named = document.get("key_id") if isinstance(document, Mapping) else None
+        return self.trusted is None or named is None or named in self.trusted
+
+    def learn(self, published: object) -> None:
+        """Also trust what the pinned keys handed over to, by a published key document."""
+        if self.trusted is not None:
+            self.trusted = keys.follow(published, self.trusted)
 
     def offer(self, document: object) -> bool:
         """Look at a directive from an answer; return whether it is now the newest."""
@@ -89,6 +102,7 @@ class Follower:
             directive = from_document(document)
             if self.trusted is not None:
                 verify_document(document, self.trusted)
+                keys.check_time(self.trusted, document, directive.since or "1970-01-01T00:00:00Z")
         except (ValueError, SignatureError):
             self.ignored += 1
             return False

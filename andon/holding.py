@@ -41,6 +41,11 @@ class Store(Protocol):
 class Server(Protocol):
     """The part of `andon.client.Client` that rank 0 of a held run uses."""
 
+    @property
+    def trusted(self) -> Collection[str] | None:
+        """The keys that count now."""
+        ...
+
     def wait_directive(self, after: int | None = None, wait_s: float = 30.0) -> dict[str, Any] | None:
         """Return a directive newer than `after`, or None when the wait ended or nobody answered."""
         ...
@@ -203,7 +208,12 @@ class Holder:
                 f"resume-{self.place.run}-{self.place.attempt}-{directive['seq']}",
             )
             return hold.release(
-                self.directory, document, trusted=self.trusted, at=time.time(), run=self.place.run
+                self.directory,
+                document,
+                # The client follows handovers of the server's key; without a pinned key it follows nobody.
+                trusted=self.trusted and (self.server.trusted or self.trusted),
+                at=time.time(),
+                run=self.place.run,
             )
         except Exception as error:  # no permit, or one that does not verify: held stays held
             self.say(f"not resumed: {error}")

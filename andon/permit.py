@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from andon import keys
 from andon.signing import SignatureError, SigningKey, sign_document, verify_document
 from andon.wire_times import parse_time
 
@@ -151,7 +152,8 @@ def verify(
 
     Args:
         document: decoded JSON, from anybody.
-        trusted: fingerprints of pinned keys. None: consistent with the key it carries, no more.
+        trusted: fingerprints of pinned keys, or a `keys.KeyRing`, by which a permit issued after its key
+            was handed over fails. None: consistent with the key it carries, no more.
         at: the moment it is to be used, Unix seconds.
         run, attempt: what it must be for, when given.
 
@@ -167,6 +169,10 @@ def verify(
     except msgspec.ValidationError as error:
         raise PermitError(f"permit: {error}") from error
     issued_ns, expires_ns = _check_content(permit)
+    try:
+        keys.check_time(trusted, document, permit.issued_at)
+    except SignatureError as error:
+        raise PermitError(f"signature: {error}") from error
     if run is not None and permit.run != run:
         raise PermitError(f"run: it is for {permit.run!r}, not for {run!r}")
     if attempt is not None and permit.attempt != attempt:
@@ -192,6 +198,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     one.add_argument("file", help="the permit as JSON, or an answer that holds it under 'permit'; - reads it")
     one.add_argument("--at", metavar="TIME", help="RFC 3339 or Unix seconds; default: now")
     one.add_argument("--key", action="append", metavar="FINGERPRINT", help="a pinned key (SHA-256, hex)")
+    one.add_argument(
+        "--keys",
+        metavar="FILE",
+        help="a saved /.well-known/andon-keys.json: also trust keys by the handovers in it",
+    )
     one.add_argument("--run", help="the run it must be for")
     one.add_argument("--attempt", type=int, help="the attempt it must be for")
 
@@ -233,7 +244,7 @@ def _moment(text: str | None) -> float:
 def run(args: argparse.Namespace) -> int:
     """Check the file and say in one line what was found. Returns the exit code."""
     say = sys.stderr.write
-    trusted = [key.strip().lower() for key in args.key] if args.key else None
+    trusted: Collection[str] | None = [key.strip().lower() for key in args.key] if args.key else None
     for key in trusted or ():
         if len(key) != 64 or set(key) - set("0123456789abcdef"):
             say(f"--key: {key!r} is not a fingerprint (64 hexadecimal digits)\n")
@@ -248,6 +259,15 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         say(f"{args.file}: cannot be read: {error}\n")
         return EXIT_UNREADABLE
+    if args.keys is not None:
+        if trusted is None:
+            say("--keys: needs --key, a fingerprint that was told by another way\n")
+            return EXIT_UNREADABLE
+        try:
+            trusted = keys.follow(read_permit_file(args.keys), trusted)
+        except (OSError, ValueError) as error:
+            say(f"{args.keys}: cannot be read: {error}\n")
+            return EXIT_UNREADABLE
     try:
         permit = verify(document, trusted=trusted, at=at, run=args.run, attempt=args.attempt)
     except PermitError as error:

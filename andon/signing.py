@@ -27,7 +27,6 @@ TOLERANCE_S = 300  # both ways, as the reference library: a symmetric window is 
 SECRET_PREFIX = "whsec_"  # noqa: S105  (a prefix, not a secret)
 SECRET_BYTES = 32  # the specification asks for 24 to 64
 MAX_SIGNATURES = 32  # rotation needs two or three; more is somebody making us hash
-KEYS_SCHEMA = "andon.keys/1"
 
 
 class SignatureError(Exception):
@@ -349,22 +348,6 @@ def verify_document(document: object, trusted: Collection[str] | None) -> dict[s
         raise SignatureError(f"document: {error}") from error
     _check_ed25519(public, signature, message, "signature")
     return {name: value for name, value in document.items() if name not in _ENVELOPE_FIELDS}
-
-
-def keys_document(keys: Iterable[SigningKey | bytes]) -> dict[str, Any]:
-    """Return `/.well-known/andon-keys.json`: the current key first, then old public keys (32 bytes)."""
-    rows = []
-    for number, key in enumerate(keys):
-        public = key.public_bytes if isinstance(key, SigningKey) else key
-        rows.append(
-            {
-                "key_id": fingerprint(public),
-                "algorithm": "Ed25519",
-                "public_key": base64.b64encode(public).decode("ascii"),
-                "current": number == 0,
-            }
-        )
-    return {"schema": KEYS_SCHEMA, "keys": rows}
 
 
 # --- DSSE -----------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """The demo's supervisor: waits for an approval, takes the permit, checks it offline.
 
-It trusts one key, pinned when the run was launched (long before anything failed), and nothing the
-server says later can change that.
+It trusts the key that was pinned when the run was launched (long before anything failed), and what that
+key hands over to; nothing else the server says can change that.
 """
 
 import json
@@ -66,7 +66,8 @@ class Supervisor:
         """
         exchange_id = f"exchange-{uuid.uuid4()}"
         document = self._exchange(directive["incident"], attempt, exchange_id)
-        check(permit.verify(document, trusted=self.trusted, at=time.time(), run=self.run, attempt=attempt))
+        trusted = self.client.trusted or self.trusted
+        check(permit.verify(document, trusted=trusted, at=time.time(), run=self.run, attempt=attempt))
         return document
 
     def _exchange(self, incident: str, attempt: int, exchange_id: str) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Seals: signed manifests of a dossier, each naming the one before it (DSSE, in-toto Statement v1)."""
 
-import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,8 +8,10 @@ from django.utils import timezone
 
 from andon import chain
 from andon.signing import SignatureError, open_envelope, seal_envelope
+from andon.wire_times import parse_time
 from evidence import custody
 from evidence.models import Dossier, Item, Seal, StoredObject
+from runs import keys
 from runs.keys import server_key, trusted_keys
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
@@ -69,11 +70,12 @@ def seal(dossier: Dossier, newly: Iterable[Item] = ()) -> Seal | None:
 
 
 def public_keys(seals: Iterable[Seal]) -> list[bytes]:
-    """Return the raw public keys that signed these seals, and the server's own."""
-    keys = {server_key().public_bytes}
-    for one in seals:
-        keys |= {base64.b64decode(row["public_key"]) for row in one.envelope["signatures"]}
-    return sorted(keys)
+    """Return the raw public keys that signed these seals, and the server's own.
+
+    Only keys this server trusts: what is signed by another must fail wherever it is checked.
+    """
+    signed_by = {row["keyid"] for one in seals for row in one.envelope["signatures"]}
+    return keys.public_keys({server_key().key_id, *signed_by})
 
 
 def bag_path(item: Item, path: str) -> str:
@@ -152,6 +154,7 @@ def verify_seals(dossier: Dossier, rows: Sequence[Mapping[str, Any]]) -> list[st
     """
     wrong: list[str] = []
     previous = ""
+    trusted = trusted_keys()
     stored = {
         bag_path(one.item, one.path): one
         for one in StoredObject.objects.filter(item__dossier=dossier).select_related("item")
@@ -161,9 +164,10 @@ def verify_seals(dossier: Dossier, rows: Sequence[Mapping[str, Any]]) -> list[st
     for number, made in enumerate(Seal.objects.filter(dossier=dossier).order_by("number"), start=1):
         where = f"seal {number}"
         try:
-            payload = open_envelope(made.envelope, trusted_keys())
+            payload = open_envelope(made.envelope, trusted)
             statement = chain.parse_canonical(payload, where)
             predicate = statement["predicate"]
+            trusted.check_time(made.key_id, parse_time(predicate["made_at"])[0])
         except (SignatureError, ValueError, KeyError, TypeError) as error:
             wrong.append(f"{where}: {error}")
             continue

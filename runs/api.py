@@ -7,11 +7,9 @@ from django.db.models import Q, QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from ninja import Router, Schema
 
-from andon.signing import keys_document
-from runs import receiver, waiting
+from runs import keys, receiver, waiting
 from runs.access import PersonalToken, visible_runs
 from runs.directives import current, obedience
-from runs.keys import server_key
 from runs.models import Attempt, Finding, Run
 from runs.problems import Problem
 
@@ -270,4 +268,4 @@ def read_cursor(text: str) -> tuple[datetime, int]:
 
 def well_known_keys(request: HttpRequest) -> HttpResponse:
     """Answer `/.well-known/andon-keys.json`: the public keys that sign directives and permits."""
-    return JsonResponse(keys_document([server_key()]), headers={"Cache-Control": "max-age=300"})
+    return JsonResponse(keys.published(), headers={"Cache-Control": "no-cache"})

@@ -11,7 +11,14 @@ from runs import sql_ingest
 PARTITIONED = ("runs_event", "runs_frame")
 # Rows of these are never changed. Findings may only be handed to an incident, receipts may only
 # be forgotten once they are old.
-APPEND_ONLY = ("runs_event", "runs_frame", "runs_directive", "runs_directiveack", "runs_policyversion")
+APPEND_ONLY = (
+    "runs_event",
+    "runs_frame",
+    "runs_directive",
+    "runs_directiveack",
+    "runs_policyversion",
+    "runs_serverkey",
+)
 RECEIPT_DAYS = 30
 
 _TABLES = """

@@ -2,6 +2,7 @@
 
 from runs.models.directives import Directive, DirectiveAck
 from runs.models.findings import DetectorState, Finding, FirstBad
+from runs.models.keys import ServerKey
 from runs.models.people import Membership, Person, Project, Role, Token
 from runs.models.policies import PolicyVersion
 from runs.models.runs import Attempt, Checkpoint, Run, RunProgress, RunSecret
@@ -28,6 +29,7 @@ __all__ = [
     "Run",
     "RunProgress",
     "RunSecret",
+    "ServerKey",
     "Token",
     "UnreadBody",
     "Work",

@@ -252,17 +252,6 @@ class TestEnvelope:
                 signing.open_envelope({**envelope, **change}, None)
 
 
-class TestKeysDocument:
-    def test_it_lists_the_current_key_first_and_old_ones_after(self):
-        current, old = SigningKey.generate(), SigningKey.generate()
-        rows = signing.keys_document([current, old.public_bytes])["keys"]
-        assert [(row["key_id"], row["current"]) for row in rows] == [
-            (current.key_id, True),
-            (old.key_id, False),
-        ]
-        assert all(signing.fingerprint(base64.b64decode(row["public_key"])) == row["key_id"] for row in rows)
-
-
 def test_the_fingerprint_is_the_sha256_of_the_raw_public_key(tmp_path: Path):
     path = tmp_path / "key.pem"
     key = SigningKey.load_or_create(path)

@@ -1,0 +1,45 @@
+"""`manage.py rotate_key [--to FILE | --from FILE]`."""
+
+from pathlib import Path
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from runs.keys import rotate
+
+
+class Command(BaseCommand):
+    """Hand over from the server's signing key to a new one."""
+
+    help = "Sign with a new key from now on; what the old one signed still verifies."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Declare the arguments."""
+        where = parser.add_mutually_exclusive_group()
+        where.add_argument(
+            "--to",
+            type=Path,
+            metavar="FILE",
+            help="put the new key there (or take it from there) and leave the key file to be replaced by "
+            "hand, as where it is a mounted secret",
+        )
+        where.add_argument(
+            "--from",
+            type=Path,
+            dest="old",
+            metavar="FILE",
+            help="the key file was replaced already: hand over from the old key in FILE",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Run the command."""
+        own = Path(settings.SIGNING_KEY_FILE)
+        old, new = options["old"] or own, options["to"] or own
+        try:
+            made = rotate(old, new)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"not rotated: {error}") from error
+        self.stdout.write(f"signs from now on: {made.key_id}")
+        if options["to"]:
+            self.stdout.write(f"put {new} in the place of {own} now: until then the old key still signs")
