@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
+from urllib.parse import urlsplit
 
 from botocore.exceptions import BotoCoreError, ClientError
 from django.conf import settings
@@ -64,18 +65,21 @@ class FileSource:
 
 @dataclass(frozen=True)
 class S3Source:
-    """One version of one object."""
+    """One version of one object; without versions, what has the ETag seen when it was looked at."""
 
     client: Any = field(repr=False)
     bucket: str
     key: str
     version_id: str
     bytes_total: int
+    etag: str = ""
 
     def open(self, start: int = 0) -> IO[bytes]:
         wanted: dict[str, Any] = {"Bucket": self.bucket, "Key": self.key}
         if self.version_id:
             wanted["VersionId"] = self.version_id
+        elif self.etag:
+            wanted["IfMatch"] = self.etag
         if start:
             wanted["Range"] = f"bytes={start}-"
         try:
@@ -85,14 +89,33 @@ class S3Source:
         return body
 
 
+@dataclass(frozen=True)
+class NodeSource:
+    """A file that only the agent of a node can read: its bytes come by upload, never through here.
+
+    `tail_bytes` is how much of its end is wanted (None: all), `masked` whether secrets must be taken out.
+    """
+
+    uri: str
+    node: str  # "" = whichever has it
+    bytes_total: int = 0
+    tail_bytes: int | None = None
+    masked: bool = False
+
+    def open(self, start: int = 0) -> IO[bytes]:
+        raise SourceError(f"{self.uri}: lies on node {self.node}, this server may not read it")
+
+
 def is_gone(error: OSError) -> bool:
     """Return whether the error says that the file is not there (rather than not answering)."""
     return isinstance(error, FileNotFoundError | NotADirectoryError)
 
 
 def s3_error(where: str, error: Exception) -> SourceError:
-    """Return an S3 failure as a source failure; only "it is not there" is permanent."""
+    """Return an S3 failure as a source failure; only "gone" and "overwritten" are permanent."""
     code = error.response.get("Error", {}).get("Code", "") if isinstance(error, ClientError) else ""
+    if code in {"PreconditionFailed", "412"}:
+        return SourceError(f"{where}: was overwritten since it was looked at", permanent=True)
     gone = code in {"NoSuchKey", "NoSuchVersion", "404", "NoSuchBucket"}
     return SourceError(f"{where}: {code or type(error).__name__}", permanent=gone)
 
@@ -135,6 +158,21 @@ def is_readable_here(uri: str) -> bool:
     return True
 
 
+def lies_on_a_node(uri: str) -> bool:
+    """Return whether the URI names a file of some machine that this server may not read itself."""
+    return uri.lower().startswith(("/", "file:")) and not is_readable_here(uri)
+
+
+def host_of(uri: str) -> str:
+    """Return the machine that a `file://HOST/…` URI names, "" when it names none."""
+    try:
+        parts = urlsplit(uri)
+        host = parts.hostname or ""
+    except ValueError:
+        return ""
+    return "" if parts.scheme != "file" or host == "localhost" else host
+
+
 def open_uri(uri: str, *, version_id: str = "", expected_bytes: int | None = None) -> Source:
     """Return the source behind a URI of one file or object, its size read now.
 
@@ -169,7 +207,8 @@ def _s3_source(uri: str, version_id: str) -> S3Source:
     except (BotoCoreError, ClientError) as error:
         raise s3_error(uri, error) from error
     found = str(head.get("VersionId") or version_id)
-    return S3Source(client, bucket, key, "" if found == "null" else found, int(head["ContentLength"]))
+    version = "" if found == "null" else found
+    return S3Source(client, bucket, key, version, int(head["ContentLength"]), str(head.get("ETag", "")))
 
 
 def list_files(uri: str) -> list[str]:

@@ -13,6 +13,7 @@ from django.conf import settings
 from evidence.sources import Source
 
 Progress = Callable[[int], None]
+KEYS = "evidence/"  # the prefix of every key
 
 
 class VaultError(Exception):
@@ -49,20 +50,31 @@ class Vault(Protocol):
     """Where evidence is kept. Keys hold the dossier, the item and the SHA-256; reads are by version."""
 
     name: str  # the address without credentials
+    at_once: int  # how many objects are best stored at the same time
 
     def store(
-        self, key: str, source: Source, *, sha256: str, lock: str, until: datetime | None, progress: Progress
+        self,
+        key: str,
+        source: Source,
+        *,
+        sha256: str,
+        lock: str,
+        until: datetime | None,
+        progress: Progress,
+        first: bool = False,
     ) -> Stored:
         """Copy `source` to `key` and return what lies there, verified and protected.
 
         Safe to repeat and to run twice at once: an object of the right size and digest that is there
-        already is adopted, and an upload that was cut goes on.
+        already is adopted, and an upload that was cut goes on. A source in the vault's own store is
+        copied by the store; until the copy was read back once this does not return.
 
         Args:
             sha256: digest the bytes must have.
             lock: "none" or "governance" (with a legal hold, where the store has locks).
             until: first date of the lock; it is extended later, never shortened.
-            progress: told of bytes as they are stored; an exception from it ends the copy.
+            progress: told of bytes as they are stored and verified; an exception from it ends the copy.
+            first: no earlier try can have stored anything, so nothing is looked for.
 
         Raises:
             BytesDiffer: the source gave other bytes; nothing is left under the key by this call.
@@ -145,4 +157,4 @@ def ready() -> bool:
 
 def key_for(dossier_uid: object, item_id: int, sha256: str) -> str:
     """Return the key of an object: it names the dossier, the item and the content."""
-    return f"evidence/{dossier_uid}/{item_id}/{sha256}"
+    return f"{KEYS}{dossier_uid}/{item_id}/{sha256}"

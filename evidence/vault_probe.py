@@ -156,6 +156,7 @@ def probe_s3(store: "S3Vault") -> dict[str, Any]:
     tries = _Tries()
     bucket = _bucket_facts(store)
     _clean_up(store)
+    store.abort_abandoned()
     _try_checksums(store, tries)
     _try_conditions(store, tries)
     if bucket["object_lock"]:

@@ -1,11 +1,8 @@
-"""A vault in an S3 bucket: own multipart loop, reads by version, locks read back after they were set."""
+"""A vault in an S3 bucket: uploads or server-side copies, reads by version, locks read back once set."""
 
-import base64
-import hashlib
-from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from datetime import datetime
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import IO, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -13,26 +10,25 @@ from botocore.exceptions import BotoCoreError, ClientError
 from evidence import s3client
 from evidence.hashing import PartHasher, chunks, part_bytes_for
 from evidence.sources import Source
-from evidence.vault import BytesDiffer, Progress, Stored, VaultError
+from evidence.vault import KEYS, BytesDiffer, Progress, Stored, VaultError
+from evidence.vault_s3_copy import Copies
 from evidence.vault_s3_lock import Locks
+from evidence.vault_s3_parts import Job, Made, abort, unfinished, version_of
+from evidence.vault_s3_upload import KeyTaken, Uploads
 
-IN_FLIGHT_BYTES = 64 << 20  # parts waiting in memory, so that memory does not grow with the object
-MOST_IN_FLIGHT = 4
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """One copy to be made: which bytes to which key, under which lock headers."""
-
-    key: str
-    source: Source
-    sha256: str
-    headers: dict[str, Any]
-    progress: Progress
+# Most of a small object's time is the store's; what many at once may hold in memory is bounded elsewhere.
+OBJECTS_AT_ONCE = 32
+PARTS_AT_ONCE = 8
+# Reading back in small pieces: that many readers must not add up.
+READ_BYTES = 256 << 10
+# No copy takes that long; what is older was left by a dossier that went another way.
+ABANDONED_AFTER = timedelta(days=7)
 
 
 class S3Vault:
     """Objects are versions of keys in one bucket."""
+
+    at_once = OBJECTS_AT_ONCE
 
     def __init__(self, url: str) -> None:
         self.place = s3client.parse(url)
@@ -40,35 +36,56 @@ class S3Vault:
         self.name = f"s3://{self.place.bucket}{endpoint}"
         self.client: Any = s3client.client(self.place)
         self.locks = Locks(self.client, self.place.bucket, self.name)
+        pool = ThreadPoolExecutor(PARTS_AT_ONCE, thread_name_prefix="vault-parts")
+        self.uploads = Uploads(self.client, self.place.bucket, pool, self._enforces)
+        self.copies = Copies(self.client, self.place.bucket, pool)
+
+    def _enforces(self, check: str) -> bool:
+        """Return whether the newest probe saw the store enforce something."""
+        from evidence.vault_probe import newest_result  # the probe uses a vault
+
+        return bool(newest_result(self.name).get("enforces", {}).get(check))
 
     def store(
-        self, key: str, source: Source, *, sha256: str, lock: str, until: datetime | None, progress: Progress
+        self,
+        key: str,
+        source: Source,
+        *,
+        sha256: str,
+        lock: str,
+        until: datetime | None,
+        progress: Progress,
+        first: bool = False,
     ) -> Stored:
-        """See `Vault.store`."""
+        """See `Vault.store`. From the same store the bytes are copied there, and then read back once."""
         try:
-            found = self._find(key, source.bytes_total, sha256, progress)
+            job = Job(key, source, sha256, self.locks.headers(lock, until), progress)
+            found = None if first else self._find(job)
             if found is None:
-                found = self._upload(_Copy(key, source, sha256, self.locks.headers(lock, until), progress))
-            self.locks.apply(key, found.version_id, lock, until)
-            return self._with_protection(found)
+                try:
+                    found = self._make(job)
+                except KeyTaken:
+                    found = self._find(job) or self._make(job, overwrite=True)
+            return replace(found, protected_by=self.locks.apply(key, found.version_id, lock, until))
         except (BotoCoreError, ClientError) as error:
             raise self._error(key, error) from error
 
     # --- what is there already
 
-    def _find(self, key: str, bytes_total: int, sha256: str, progress: Progress) -> Stored | None:
+    def _find(self, job: Job) -> Stored | None:
         """Return the oldest version of the right size and digest; a retry adopts it.
 
         Nothing relies on If-None-Match: stores honour it differently on buckets with locks.
         """
-        for version in self._versions(key):
-            if version["Size"] != bytes_total:
+        for version in self._versions(job.key):
+            if version["Size"] != job.source.bytes_total:
                 continue
-            version_id = _version(version)
-            hasher = self._read_back(key, version_id, bytes_total)
-            if hasher.sha256 == sha256:
-                progress(bytes_total)
-                return Stored(key, version_id, bytes_total, sha256, hasher.part_bytes, hasher.parts)
+            read = self._read_back(job, version_of(version))
+            if read.sha256 == job.sha256:
+                for upload_id in unfinished(self.client, self.place.bucket, job.key):
+                    abort(self.client, self.place.bucket, job.key, upload_id)
+                job.progress(job.source.bytes_total)
+                return _stored(job, version_of(version), read)
         return None
 
     def _versions(self, key: str) -> list[dict[str, Any]]:
@@ -79,128 +96,83 @@ class S3Vault:
         rows = [row for page in pages for row in page.get("Versions", []) if row["Key"] == key]
         return sorted(rows, key=lambda row: row["LastModified"])
 
-    def _read_back(self, key: str, version_id: str, bytes_total: int) -> PartHasher:
-        hasher = PartHasher(part_bytes_for(bytes_total))
-        with self.open(key, version_id) as body:
-            for data in chunks(body):
-                hasher.update(data)
-        return hasher
-
-    # --- uploading
-
-    def _upload(self, copy: _Copy) -> Stored:
-        key, total = copy.key, copy.source.bytes_total
+    def _read_back(self, job: Job, version_id: str) -> PartHasher:
+        """Read a version and return its digests; a stream that breaks is taken up where it broke."""
+        total = job.source.bytes_total
         hasher = PartHasher(part_bytes_for(total))
-        if total <= hasher.part_bytes:
-            version_id = self._put(copy, hasher)
-            copy.progress(total)
-        else:
-            version_id = self._multipart(copy, hasher)
-        if not self.locks.checks_parts:
-            # Nobody has shown that this store looks at what it receives: look ourselves.
-            again = self._read_back(key, version_id, total)
-            if again.sha256 != copy.sha256:
-                raise VaultError(
-                    f"{key}: the store keeps other bytes than it was sent (version {version_id})"
-                )
-        return Stored(key, version_id, total, copy.sha256, hasher.part_bytes, hasher.parts)
-
-    def _put(self, copy: _Copy, hasher: PartHasher) -> str:
-        with copy.source.open() as file:
-            body = b"".join(chunks(file, copy.source.bytes_total))
-        hasher.update(body)
-        _compare(copy, hasher)
-        answer = self.client.put_object(
-            Bucket=self.place.bucket, Key=copy.key, Body=body, ContentMD5=_md5(body), **copy.headers
-        )
-        return str(answer.get("VersionId", ""))
-
-    def _multipart(self, copy: _Copy, hasher: PartHasher) -> str:
-        key, bucket = copy.key, self.place.bucket
-        upload_id, have = self._resume(key)
-        if upload_id is None:
-            started = self.client.create_multipart_upload(Bucket=bucket, Key=key, **copy.headers)
-            upload_id = str(started["UploadId"])
-        etags = self._send_parts(copy, hasher, upload_id, have)
-        try:
-            _compare(copy, hasher)
-        except BytesDiffer:
-            self.client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
-            raise
-        answer = self.client.complete_multipart_upload(
-            Bucket=bucket,
-            Key=key,
-            UploadId=upload_id,
-            MultipartUpload={"Parts": [{"PartNumber": n, "ETag": etags[n]} for n in sorted(etags)]},
-        )
-        return str(answer.get("VersionId") or self._newest(key, copy.source.bytes_total))
-
-    def _send_parts(
-        self, copy: _Copy, hasher: PartHasher, upload_id: str, have: dict[int, str]
-    ) -> dict[int, str]:
-        """Send every part that the upload does not have yet; returns the ETag of each."""
-        in_flight = max(1, min(MOST_IN_FLIGHT, IN_FLIGHT_BYTES // hasher.part_bytes))
-        etags: dict[int, str] = {}
-        with copy.source.open() as file, ThreadPoolExecutor(in_flight) as pool:
-            waiting: set[Future[tuple[int, str, int]]] = set()
-
-            def settle(futures: set[Future[tuple[int, str, int]]]) -> None:
-                for future in futures:
-                    number, etag, size = future.result()
-                    etags[number] = etag
-                    copy.progress(size)
-
+        while True:
+            at = hasher.bytes_total
             try:
-                for number, body in enumerate(
-                    _parts(file, copy.source.bytes_total, hasher.part_bytes), start=1
-                ):
-                    hasher.update(body)
-                    if have.get(number) == _plain_etag(body):
-                        etags[number] = f'"{have[number]}"'
-                        copy.progress(len(body))
-                        continue
-                    if len(waiting) >= in_flight:
-                        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                        settle(done)
-                    waiting.add(pool.submit(self._part, copy.key, upload_id, number, body))
-                settle(waiting)
-            except BaseException:
-                for future in waiting:
-                    future.cancel()
-                raise
-        return etags
+                with self.open(job.key, version_id, at) as body:
+                    for data in chunks(body, size=READ_BYTES):
+                        hasher.update(data)
+                        job.progress(0)  # so that it can be stopped
+                return hasher
+            except BotoCoreError:
+                if hasher.bytes_total == at:
+                    raise
 
-    def _part(self, key: str, upload_id: str, number: int, body: bytes) -> tuple[int, str, int]:
-        answer = self.client.upload_part(
-            Bucket=self.place.bucket,
-            Key=key,
-            UploadId=upload_id,
-            PartNumber=number,
-            Body=body,
-            ContentMD5=_md5(body),
+    # --- making it
+
+    def _make(self, job: Job, *, overwrite: bool = False) -> Stored:
+        if self.copies.can(job.source):
+            copied = self.copies.copy(job)
+            if copied is not None:
+                return self._verified(job, copied)
+        made = self.uploads.upload(job, overwrite=overwrite)
+        if made.digests is not None and self.uploads.are_checked(job.source.bytes_total):
+            return _stored(job, made.version_id or self._newest(job), made.digests)
+        # Nobody has shown that this store looks at what it receives: look ourselves.
+        return self._verified(job, made)
+
+    def _verified(self, job: Job, made: Made) -> Stored:
+        """Read back what was made, once; what has other bytes than promised is removed.
+
+        Raises:
+            BytesDiffer: the source has other bytes.
+            VaultError: the vault has, and trying again may help.
+        """
+        version_id = made.version_id or self._newest(job)
+        read = self._read_back(job, version_id)
+        if (read.bytes_total, read.sha256) == (job.source.bytes_total, job.sha256):
+            if made.digests is None:
+                job.progress(read.bytes_total)
+            return _stored(job, version_id, read)
+        says = (
+            f"{job.key}: version {version_id} was read back as {read.bytes_total} bytes with SHA-256 "
+            f"{read.sha256}, promised were {job.source.bytes_total} with {job.sha256}"
         )
-        return number, str(answer["ETag"]), len(body)
+        says += "; it was removed" if self._remove(job.key, version_id) else "; it could not be removed"
+        if made.digests is not None:
+            raise VaultError(f"{says}. The store keeps other bytes than it was sent")
+        if made.resumed:
+            raise VaultError(f"{says}. Parts of an earlier try are in it: it is copied afresh")
+        raise BytesDiffer(says)
 
-    def _resume(self, key: str) -> tuple[str | None, dict[int, str]]:
-        """Return an unfinished upload of this key and the plain MD5 of each of its parts."""
-        rows = self.client.list_multipart_uploads(Bucket=self.place.bucket, Prefix=key).get("Uploads", [])
-        mine = sorted((row for row in rows if row["Key"] == key), key=lambda row: row["Initiated"])
-        if not mine:
-            return None, {}
-        upload_id = str(mine[-1]["UploadId"])
-        pages = self.client.get_paginator("list_parts").paginate(
-            Bucket=self.place.bucket, Key=key, UploadId=upload_id
-        )
-        return upload_id, {
-            int(part["PartNumber"]): str(part["ETag"]).strip('"')
-            for page in pages
-            for part in page.get("Parts", [])
-        }
+    def _remove(self, key: str, version_id: str) -> bool:
+        """Remove a version that nothing refers to; without versions another worker's might be meant."""
+        if not version_id:
+            return False
+        try:
+            self.client.delete_object(Bucket=self.place.bucket, Key=key, VersionId=version_id)
+        except ClientError:
+            return False  # the bucket's default retention holds it for now
+        return True
 
-    def _newest(self, key: str, bytes_total: int) -> str:
+    def _newest(self, job: Job) -> str:
         # Some stores do not say which version completing made.
-        rows = [row for row in self._versions(key) if row["Size"] == bytes_total]
-        return _version(rows[-1]) if rows else ""
+        rows = [row for row in self._versions(job.key) if row["Size"] == job.source.bytes_total]
+        return version_of(rows[-1]) if rows else ""
+
+    def abort_abandoned(self) -> None:
+        """Give up the uploads that nobody finished for a week."""
+        before = datetime.now(UTC) - ABANDONED_AFTER
+        pages = self.client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self.place.bucket, Prefix=KEYS
+        )
+        for row in [row for page in pages for row in page.get("Uploads", [])]:
+            if row["Initiated"] < before:
+                abort(self.client, self.place.bucket, row["Key"], row["UploadId"])
 
     # --- reading, protection, health
 
@@ -245,18 +217,6 @@ class S3Vault:
         except (BotoCoreError, ClientError) as error:
             raise self._error(key, error) from error
 
-    def _with_protection(self, stored: Stored) -> Stored:
-        protected_by = self.locks.read(stored.key, stored.version_id)
-        return Stored(
-            stored.key,
-            stored.version_id,
-            stored.bytes_total,
-            stored.sha256,
-            stored.part_bytes,
-            stored.part_sha256,
-            protected_by,
-        )
-
     def uri(self, key: str, version_id: str) -> str:
         """See `Vault.uri`."""
         version = f"?versionId={version_id}" if version_id else ""
@@ -290,37 +250,5 @@ class S3Vault:
         return VaultError(f"{where}: {type(error).__name__}")
 
 
-def _version(row: dict[str, Any]) -> str:
-    found = str(row.get("VersionId") or "")
-    return "" if found == "null" else found
-
-
-def _compare(copy: _Copy, hasher: PartHasher) -> None:
-    expected = copy.source.bytes_total
-    if hasher.bytes_total != expected or hasher.sha256 != copy.sha256:
-        raise BytesDiffer(
-            f"{copy.key}: read {hasher.bytes_total} bytes with SHA-256 {hasher.sha256}, promised were "
-            f"{expected} with {copy.sha256}"
-        )
-
-
-def _parts(file: IO[bytes], bytes_total: int, part_bytes: int) -> Iterator[bytes]:
-    left = bytes_total
-    while left > 0:
-        body = b"".join(chunks(file, min(part_bytes, left)))
-        if not body:
-            return
-        left -= len(body)
-        yield body
-
-
-def _md5_raw(body: bytes) -> bytes:
-    return hashlib.md5(body, usedforsecurity=False).digest()
-
-
-def _md5(body: bytes) -> str:
-    return base64.b64encode(_md5_raw(body)).decode("ascii")
-
-
-def _plain_etag(body: bytes) -> str:
-    return _md5_raw(body).hex()
+def _stored(job: Job, version_id: str, digests: PartHasher) -> Stored:
+    return Stored(job.key, version_id, digests.bytes_total, digests.sha256, digests.part_bytes, digests.parts)

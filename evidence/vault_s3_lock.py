@@ -40,15 +40,6 @@ class Locks:
             self._asked_at = time.monotonic()
         return self._enabled
 
-    @property
-    def checks_parts(self) -> bool:
-        """Return whether the newest probe saw the store refuse a wrong Content-MD5 or payload hash."""
-        from evidence.vault_probe import newest_result  # the probe uses a vault, which holds this
-
-        seen = newest_result(self.store)
-        checks = seen.get("enforces", {})
-        return bool(checks.get("content_md5") or checks.get("signed_payload"))
-
     def headers(self, lock: str, until: datetime | None) -> dict[str, Any]:
         """Return the lock headers of a put or of starting an upload; some stores ignore them there."""
         if lock == "none" or until is None or not self.enabled:
@@ -59,25 +50,27 @@ class Locks:
             "ObjectLockLegalHoldStatus": "ON",
         }
 
-    def apply(self, key: str, version_id: str, lock: str, until: datetime | None) -> None:
+    def apply(self, key: str, version_id: str, lock: str, until: datetime | None) -> dict[str, Any]:
         """Put retention and a legal hold on one version, where they are not there already.
 
-        An earlier or equal date is never sent, nor a weaker mode: nothing here can shorten a lock.
+        An earlier or equal date is never sent: nothing here can shorten a lock. Returns what protects
+        the version afterwards, as `read` does.
         """
-        if lock == "none" or until is None or not self.enabled or not version_id:
-            return
         seen = self.read(key, version_id)
-        has = datetime.fromisoformat(seen["until"]) if seen["until"] else None
-        mode = "COMPLIANCE" if seen["mode"] == "COMPLIANCE" else _mode(lock)
-        if has is None or has < until.replace(microsecond=0) or mode != seen["mode"]:
+        if lock == "none" or until is None or not self.enabled or not version_id:
+            return seen
+        later = seen["until"] is None or datetime.fromisoformat(seen["until"]) < until.replace(microsecond=0)
+        if later:
             self.client.put_object_retention(
                 Bucket=self.bucket,
                 Key=key,
                 VersionId=version_id,
-                Retention={"Mode": mode, "RetainUntilDate": max(until, has or until)},
+                Retention={"Mode": seen["mode"] or "GOVERNANCE", "RetainUntilDate": until},
             )
-        if seen["legal_hold"] is not True:
+        held = seen["legal_hold"] is True
+        if not held:
             self.hold(key, version_id)
+        return seen if held and not later else self.read(key, version_id)
 
     def hold(self, key: str, version_id: str) -> None:
         """Put a legal hold on one version."""
@@ -106,8 +99,18 @@ class Locks:
             says = "not locked: this bucket has no Object Lock"
             return {"mode": None, "until": None, "legal_hold": False, "says": says}
         wanted = {"Bucket": self.bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
-        retention, retention_known = self._ask(self.client.get_object_retention, wanted, "Retention")
-        hold, hold_known = self._ask(self.client.get_object_legal_hold, wanted, "LegalHold")
+        head = self.client.head_object(**wanted)
+        # What a HEAD leaves out we may just not be allowed to see: then it is asked for by name.
+        retention: dict[str, Any] = {
+            "Mode": head.get("ObjectLockMode"),
+            "RetainUntilDate": head.get("ObjectLockRetainUntilDate"),
+        }
+        hold: dict[str, Any] = {"Status": head.get("ObjectLockLegalHoldStatus")}
+        retention_known = hold_known = True
+        if retention["Mode"] is None or retention["RetainUntilDate"] is None:
+            retention, retention_known = self._ask(self.client.get_object_retention, wanted, "Retention")
+        if hold["Status"] is None:
+            hold, hold_known = self._ask(self.client.get_object_legal_hold, wanted, "LegalHold")
         until = retention.get("RetainUntilDate")
         seen: dict[str, Any] = {
             "mode": retention.get("Mode"),

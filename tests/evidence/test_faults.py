@@ -133,16 +133,16 @@ def test_a_worker_killed_in_the_middle_of_a_copy_to_s3_is_followed_by_another(
     world.commit(run, 900, directory.as_uri(), table)
     dossier = world.open_dossier(run, rules=rules())
     worker = child(
-        "from evidence.vault_s3 import S3Vault\n"
+        "from evidence.vault_s3_parts import Multipart\n"
         "from runs.work import run_due\n"
-        "part = S3Vault._part\n"
-        "def tell(self, key, upload, number, body):\n"
-        "    done = part(self, key, upload, number, body)\n"
+        "part = Multipart.upload\n"
+        "def tell(self, number, body, **checks):\n"
+        "    done = part(self, number, body, **checks)\n"
         "    print('part', number, flush=True)\n"
         "    if number == 2:\n"
         "        import time; time.sleep(60)\n"
         "    return done\n"
-        "S3Vault._part = tell\n"
+        "Multipart.upload = tell\n"
         "run_due()\n"
     )
     assert worker.stdout is not None

@@ -303,7 +303,7 @@ def test_once_the_store_was_seen_to_check_parts_nothing_is_read_back(vault_s3: s
     probe_and_record()
     store = vault()
     assert isinstance(store, S3Vault)
-    assert store.locks.checks_parts
+    assert store.uploads.are_checked(len(BIG))
 
 
 def test_the_command_prints_the_probe(either: str, capsys: pytest.CaptureFixture[str]) -> None:
