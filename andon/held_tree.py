@@ -72,7 +72,7 @@ def hold_tree(base: Path, root: Path, name: str, files: Sequence[Mapping[str, An
     Raises:
         HoldError: a file is missing or has another size (permanent), or the file system has trouble.
     """
-    tree = _top(base, root) / TREES / inside(name)
+    tree = tree_of(base, root, name)
     clones = _Clones()
     try:
         table = [_hold(base, tree, entry, clones) for entry in files]
@@ -91,6 +91,11 @@ def hold_tree(base: Path, root: Path, name: str, files: Sequence[Mapping[str, An
         return HeldTree(table, "reflinks", says, str(tree))
     says = "held by read-only hard links in the same file system; root can still change them"
     return HeldTree(table, "links", says, str(tree))
+
+
+def tree_of(base: Path, root: Path, name: str) -> Path:
+    """Return where the tree of that name for `base` lies or would lie."""
+    return _top(base, root) / TREES / inside(name)
 
 
 def inside(path: str) -> str:
@@ -257,16 +262,14 @@ def _digest(entry: Mapping[str, Any], file: Path, size: int) -> str:
 
 
 def _top(base: Path, root: Path) -> Path:
-    """Return the highest directory between `base` and `root` in base's own file system.
+    """Return the highest directory between `base` and `root` in the file system that base lies in.
 
     A root may hold several mounts, and links do not cross them.
     """
-    try:
-        device = base.stat().st_dev
-    except OSError:
-        # Rotated away: what an earlier try linked may still be there.
-        return root
     top = base.parent if base != root else base
+    while not top.exists() and top != root:  # rotated away; what an earlier try linked may still be there
+        top = top.parent
+    device = top.stat().st_dev
     while top not in (root, top.parent) and top.parent.stat().st_dev == device:
         top = top.parent
     return top
