@@ -5,7 +5,7 @@ from typing import Any
 from andon.policy import Policy
 from evidence import plan as freeze_plan
 from evidence.models import Dossier
-from incidents import diagnosis, firstbad, rules, states
+from incidents import attached, diagnosis, firstbad, rules, states
 from incidents.models import Incident
 from runs.attempts import attempt_of
 from runs.models import Attempt, Finding, Person, Run
@@ -55,8 +55,8 @@ def move_first_bad(incident: Incident, first_bad: dict[str, Any]) -> bool:
 
 def redescribe(incident: Incident) -> None:
     """Name the incident by what leads it now: title, kind, symptom and family."""
-    findings = list(Finding.objects.filter(run_id=incident.run_id, incident=str(incident.pk)))
-    mine = [finding for finding in findings if finding.attempt == incident.attempt]
+    known = attached.findings(incident)
+    mine = [finding for finding in known if finding.attempt == incident.attempt]
     bad = [finding for finding in mine if finding.kind != rules.LAUNCH_WITHOUT_PERMIT]
     if not bad:
         return

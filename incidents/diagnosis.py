@@ -48,9 +48,7 @@ def of(
         restarted_at=launched.first_step if launched and launched.number > 1 else None,
         recurrence=recurrence,
         hardware_nodes=_hardware_nodes(run, attempt),
-        bad_nodes=frozenset(
-            node for rank in first_bad["ranks"] if (node := firstbad.node_of(launched, rank))
-        ),
+        bad_nodes=frozenset(firstbad.nodes_of(launched, first_bad["ranks"])),
         checkpoint_suspect=checkpoint_suspect or any(f.kind == "restore_differs" for f in bad),
         held_by_hand=not findings,
     )

@@ -1,9 +1,12 @@
 """The first-bad cell of an incident: from rank-local cells where there are any, else from its findings."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from django.db import connection
+
 from andon.detect.cells import REDUCED_ONLY
-from incidents import rules
+from incidents import attached, rules
 from incidents.models import Incident
 from runs import queries as run_queries
 from runs.models import Attempt, Finding, FirstBad, Run
@@ -45,8 +48,7 @@ def of_incident(incident: Incident) -> dict[str, Any]:
     """Return the first-bad document as it is now; what an approver signs."""
     if incident.kind == rules.HELD_BY_HAND:
         return dict(incident.first_bad)
-    findings = list(Finding.objects.filter(run_id=incident.run_id, incident=str(incident.pk)))
-    found = of_findings(incident.run, incident.attempt, findings)
+    found = of_findings(incident.run, incident.attempt, attached.findings(incident))
     # Findings are kept for ever and cells of partitions that retention dropped are not: what was
     # known once stays known.
     return found if found["step"] is not None else dict(incident.first_bad)
@@ -70,12 +72,33 @@ def spread(run: Run, attempt: int) -> int:
     )
 
 
-def node_of(attempt: Attempt | None, rank: int) -> str:
-    """Return the node a rank ran on, "" when the launch did not say."""
-    for node in attempt.nodes if attempt else []:
-        if rank in (node.get("ranks") or []):
-            return str(node["node"])
-    return ""
+def nodes_of(attempt: Attempt | None, ranks: Iterable[int]) -> list[str]:
+    """Return the nodes that any of `ranks` ran on, by name; none when the launch did not say."""
+    wanted = set(ranks)
+    nodes = attempt.nodes if attempt and wanted else []
+    return sorted({str(node["node"]) for node in nodes if not wanted.isdisjoint(node.get("ranks") or [])})
+
+
+_NODES = """
+SELECT i.id, n ->> 'node'
+FROM incidents_incident i
+JOIN runs_attempt a ON a.run_id = i.run_id AND a.number = i.attempt
+CROSS JOIN LATERAL jsonb_array_elements(a.nodes) n
+WHERE i.id = ANY(%s) AND i.first_bad -> 'ranks' <> '[]' AND n -> 'ranks' @> (i.first_bad -> 'ranks')
+"""
+
+
+def only_node(incidents: Iterable[Incident]) -> dict[int, str]:
+    """Return the one node on which all first-bad ranks ran, by incident id, where there is one.
+
+    The database looks: a fleet's nodes are a hundred kilobytes that no list has to read.
+    """
+    wanted = [incident.pk for incident in incidents]
+    if not wanted:
+        return {}
+    with connection.cursor() as cursor:
+        cursor.execute(_NODES, [wanted])
+        return dict(cursor.fetchall())
 
 
 def _of_finding(lead: Finding, bad: list[Finding]) -> dict[str, Any]:

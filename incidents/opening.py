@@ -14,6 +14,7 @@ from django.utils import timezone
 
 from andon.policy import Policy
 from incidents import (
+    attached,
     describing,
     diagnosis,
     firstbad,
@@ -119,7 +120,7 @@ def open_incident(
     StateChange.objects.create(
         incident=incident, before="", after=incident.state, at=now, person=person, why=why
     )
-    _attach(incident, findings)
+    attached.attach(incident, findings)
     _tell_opened(incident, lead, person, why)
     if holds:
         holding.end_live_permit(run, f"incident {incident.pk} opened")
@@ -182,11 +183,11 @@ def _join(run: Run, incident: Incident, findings: list[Finding]) -> Incident:
         if fresh.state not in Incident.UNRESOLVED:
             # It ended while this post waited for the lock: what was seen is a new failure.
             return open_incident(fresh.run, findings)
-        _attach(fresh, findings)
+        attached.attach(fresh, findings)
         _act_on_joined(fresh, findings)
         incident = fresh
     else:
-        _attach(incident, findings)
+        attached.attach(incident, findings)
     if any(_touches(incident, finding) for finding in findings):
         review.ask(incident)
     return incident
@@ -209,8 +210,7 @@ def _needs_lock(incident: Incident, findings: list[Finding]) -> bool:
 def _act_on_joined(incident: Incident, findings: list[Finding]) -> None:
     """Let joined findings move the first-bad cell, hold or reopen; the run lock is held."""
     if any(_may_move(incident, finding) for finding in findings):
-        everything = list(Finding.objects.filter(run_id=incident.run_id, incident=str(incident.pk)))
-        first_bad = firstbad.of_findings(incident.run, incident.attempt, everything)
+        first_bad = firstbad.of_findings(incident.run, incident.attempt, attached.findings(incident))
         if firstbad.earlier(first_bad, incident.first_bad) and describing.move_first_bad(incident, first_bad):
             describing.redescribe(incident)
     if incident.state == Incident.State.WATCHING:
@@ -322,14 +322,6 @@ def _recurrence(incident: Incident, lead: Finding) -> diagnosis.Recurrence:
 
 def _watch_until(lead: Finding, policy: Policy) -> int | None:
     return None if lead.step is None else lead.step + policy.rollback.recovered_watch_steps
-
-
-def _attach(incident: Incident, findings: list[Finding]) -> None:
-    Finding.objects.filter(pk__in=[finding.pk for finding in findings]).update(
-        incident=str(incident.pk), needs_incident=False
-    )
-    for finding in findings:
-        finding.incident, finding.needs_incident = str(incident.pk), False
 
 
 def _tell_opened(incident: Incident, lead: Finding | None, person: Person | None, why: str) -> None:

@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from andon.policy import Policy
 from evidence.queries import last_good
-from incidents import diagnosis, firstbad, holding, positions, rules, states
+from incidents import attached, diagnosis, firstbad, holding, positions, rules, states
 from incidents.models import Incident, Plan
 from runs.attempts import attempt_of
 from runs.formatting import count
@@ -141,7 +141,7 @@ def _content_of(made: Draft) -> dict[str, Any]:
 
 def default(incident: Incident, *, policy: Policy) -> Draft:
     """Return the plan that follows from the leading family, with its why."""
-    findings = list(Finding.objects.filter(run_id=incident.run_id, incident=str(incident.pk)))
+    findings = attached.findings(incident)
     by_hand = incident.kind == rules.HELD_BY_HAND
     mine = [finding for finding in findings if finding.attempt == incident.attempt]
     answer = diagnosis.of(
@@ -173,7 +173,7 @@ def complete(
     """Fill in what follows from the kind: checkpoint, positions, skip window, what is lost."""
     run, attempt = incident.run, incident.attempt
     if findings is None:
-        findings = list(Finding.objects.filter(run_id=run.pk, incident=str(incident.pk), attempt=attempt))
+        findings = [one for one in attached.findings(incident) if one.attempt == attempt]
     first, last = bad_steps(incident, findings)
     halt = halt_step(run, attempt, last)
     made.exclusions = exclusions
@@ -295,7 +295,5 @@ def _skip_from_checkpoint(
 
 def _suspects(incident: Incident) -> dict[str, list[Any]]:
     launched = attempt_of(incident.run, incident.attempt)
-    nodes = {
-        node for rank in incident.first_bad.get("ranks", []) if (node := firstbad.node_of(launched, rank))
-    }
-    return {"nodes": sorted(nodes)} if nodes else {}
+    nodes = firstbad.nodes_of(launched, incident.first_bad.get("ranks", []))
+    return {"nodes": nodes} if nodes else {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from django.http import HttpResponse
 
 from andon.wire import Refusal
+from runs.wanted import wanted_of
 
 
 def counts(accepted: int, refused: Sequence[Refusal]) -> dict[str, object]:
@@ -16,8 +17,14 @@ def counts(accepted: int, refused: Sequence[Refusal]) -> dict[str, object]:
     }
 
 
-def accepted(first: dict[str, object], directive: str | None, *, duplicate: bool) -> HttpResponse:
-    """Return 202 with the first counts and the current directive (JSON text, None: the run has none)."""
-    head = json.dumps(first | {"duplicate": duplicate, "wanted": 0})[:-1]
+def accepted(
+    run_id: int, first: dict[str, object], directive: str | None, *, duplicate: bool
+) -> HttpResponse:
+    """Return 202 with the first counts, how much is wanted of the run's nodes, and the current directive.
+
+    Args:
+        directive: JSON text, None: the run has none.
+    """
+    head = json.dumps(first | {"duplicate": duplicate, "wanted": wanted_of(run_id)})[:-1]
     body = f'{head}, "directive": {directive or "null"}}}'
     return HttpResponse(body, content_type="application/json", status=202)

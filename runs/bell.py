@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 5.0  # after a failure: no ringing at all, the sweep will do it
 SAME_S = 0.2  # a burst about the same thing rings at once and then once per so long, and once at its end
+CALM_S = 1.0  # the same for what nobody waits for, such as more bad values of a run that is held
 WAITING = 1000  # more waiting rings than this are dropped: the sweep rings for them
 
 
@@ -28,7 +29,7 @@ class _Bell:
         self._due: dict[tuple[str, int], float] = {}
         self._rung: dict[tuple[str, int], float] = {}
 
-    def ring(self, task: str, key: int) -> None:
+    def ring(self, task: str, key: int, again_s: float) -> None:
         about = (task, key)
         if about in self._due and self._pid == os.getpid():
             return  # one ring that is still to come answers this call as well
@@ -40,7 +41,7 @@ class _Bell:
             if len(self._due) >= WAITING:
                 log.warning("doorbell is backed up: left %s to the sweep", task)
                 return
-            self._due[about] = max(time.monotonic(), self._rung.get(about, 0.0) + SAME_S)
+            self._due[about] = max(time.monotonic(), self._rung.get(about, 0.0) + again_s)
         self._wake.set()
 
     def _work(self) -> None:
@@ -78,7 +79,11 @@ class _Bell:
 _bell = _Bell()
 
 
-def ring(task: str, key: int) -> None:
-    """Ask for `task(key)` to be run soon. Never waits, never raises, may be lost."""
+def ring(task: str, key: int, *, calm: bool = False) -> None:
+    """Ask for `task(key)` to be run soon. Never waits, never raises, may be lost.
+
+    Args:
+        calm: nobody waits for it: a burst rings less often.
+    """
     if getattr(settings, "BROKER_URL", ""):
-        _bell.ring(task, key)
+        _bell.ring(task, key, CALM_S if calm else SAME_S)

@@ -8,9 +8,6 @@ way: one transaction with the same outcome for the data.
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 from django.db import OperationalError, transaction
@@ -20,14 +17,15 @@ from psycopg.types.json import Jsonb
 
 from andon.detect.nonfinite import event_cells, judge_event
 from andon.policy import Policy
-from andon.wire import DecodedEvents, Event, format_time
-from runs import answers, bell, judging, minima, reports
+from andon.wire import DecodedEvents
+from runs import answers, bell, joining, judging, minima, reports
 from runs.attempts import Attempts
 from runs.clocks import late_events, skew_finding
 from runs.judging import Judged
 from runs.problems import Problem
 from runs.progress import board, shown_values
 from runs.rows import Post, directive_text, find_receipt, insert_receipt, raw_cursor
+from runs.taken import Taken
 from runs.unread import keep_unread
 
 log = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ def answer_repeat(post: Post) -> HttpResponse | None:
             f"webhook-id {post.webhook_id!r} was accepted with another body: every post needs its own id.",
             field="webhook-id",
         )
-    return answers.accepted(receipt.answer, directive_text(post.run_id), duplicate=True)
+    return answers.accepted(post.run_id, receipt.answer, directive_text(post.run_id), duplicate=True)
 
 
 def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpResponse:
@@ -67,11 +65,11 @@ def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpRespo
         django.db.Error: nothing was stored.
     """
     first = answers.counts(len(decoded.events), decoded.refused)
-    events = [_Taken.of(index, event, post) for index, event in decoded.events]
+    events = [Taken.of(index, event, post) for index, event in decoded.events]
     answer = None
     if not decoded.refused and not any(one.needs_care(policy) for one in events):
         if any(one.needs_look for one in events):
-            answer = retried(lambda: _take_joined(post, events, policy, first)) or retried(
+            answer = retried(lambda: joining.take(post, events, policy, first)) or retried(
                 lambda: _take_and_look(post, events, policy, first)
             )
         else:
@@ -84,63 +82,12 @@ def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpRespo
     return answer
 
 
-@dataclass(slots=True)
-class _Taken:
-    """One event on its way into the store."""
-
-    index: int
-    event: Event
-    occurred_at: datetime
-    late_s: float
-    attempt: int | None
-    backfill: bool = False
-
-    @classmethod
-    def of(cls, index: int, event: Event, post: Post) -> "_Taken":
-        if event.occurred_ns is None:
-            return cls(index, event, post.received_at, 0.0, event.attempt)
-        occurred = datetime.fromtimestamp(event.occurred_ns / 1e9, UTC)
-        late_s = post.received_at.timestamp() - (event.occurred_ns / 1e9 + post.offset_s)
-        return cls(index, event, occurred, late_s, event.attempt)
-
-    def needs_care(self, policy: Policy) -> bool:
-        return self.event.type in reports.REPORTS or self.late_s > policy.nonfinite.backfill_after_s
-
-    @property
-    def needs_look(self) -> bool:
-        return bool(self.event.flags) or bool(self.event.data.get("nonfinite"))
-
-    def row(self) -> dict[str, Any]:
-        event = self.event
-        row: dict[str, Any] = {"t": event.type, "i": self.index, "d": event.data, "v": event.view}
-        if event.step is not None:
-            row["s"] = event.step
-        if event.rank is not None:
-            row["r"] = event.rank
-        if event.node is not None:
-            row["n"] = event.node
-        if self.attempt is not None:
-            row["a"] = self.attempt
-        if event.occurred_ns is not None:
-            row["o"] = format_time(event.occurred_ns)
-        if self.backfill:
-            row["b"] = True
-        if event.ranks is not None:
-            row["k"] = event.ranks
-        if event.flags:
-            row["f"] = event.flags
-        if event.extra:
-            row["d"] = {**event.data, "$extra": event.extra}
-        return row
-
-
 _TAKE = "SELECT taken, directive, current_attempt FROM andon_take_events(%s, %s, %b, %s, %s, %s, %s)"
-_JOIN = f"SELECT taken, directive FROM andon_take_joined(%s, %s, %b, {', '.join(['%s'] * 18)})"  # noqa: S608
 _STORE = "SELECT andon_store_events(%s, %s, %s, %s, %s)"
 
 
 def _take(
-    post: Post, events: Sequence[_Taken], first: dict[str, object]
+    post: Post, events: Sequence[Taken], first: dict[str, object]
 ) -> tuple[bool, str | None, int | None]:
     """Store events in one statement: whether it did, the directive in force, the current attempt."""
     with raw_cursor() as cursor:
@@ -159,14 +106,14 @@ def _take(
         return cursor.fetchone() or (False, None, None)
 
 
-def _take_clean(post: Post, events: Sequence[_Taken], first: dict[str, object]) -> HttpResponse | None:
+def _take_clean(post: Post, events: Sequence[Taken], first: dict[str, object]) -> HttpResponse | None:
     """Store events nobody must act on; None when a repeat or an unopened attempt stands in the way."""
     taken, directive, _ = _take(post, events, first)
-    return answers.accepted(first, directive, duplicate=False) if taken else None
+    return answers.accepted(post.run_id, first, directive, duplicate=False) if taken else None
 
 
 def _take_and_look(
-    post: Post, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
+    post: Post, events: Sequence[Taken], policy: Policy, first: dict[str, object]
 ) -> HttpResponse | None:
     """Store events of which some show a nonfinite value, and act on it; None as `_take_clean`."""
     with transaction.atomic():
@@ -179,65 +126,12 @@ def _take_and_look(
         if _judge(post, events, policy, [], judging.Standing.of(directive)):
             directive = directive_text(post.run_id)
         known = judging.Standing.of(directive)
-    _held[post.run_id] = (known, current) if known.holding and known.incident else None
-    return answers.accepted(first, directive, duplicate=False)
-
-
-# Where this process last saw a run held, and in which attempt: a guess, checked by the statement.
-_held: dict[int, tuple[judging.Standing, int] | None] = {}
-
-
-def _take_joined(
-    post: Post, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
-) -> HttpResponse | None:
-    """Store a bad post of a run that is held by an incident, in one statement; None when it is not."""
-    held = _held.get(post.run_id)
-    if held is None:
-        return None
-    standing, attempt = held
-    if any(one.attempt not in (None, attempt) for one in events):
-        return None
-    seen: list[minima.Seen] = []
-    judged: list[Judged] = []
-    for one in events:
-        if one.needs_look:
-            try:
-                cells, said = event_cells(one.event), judge_event(one.event, policy)
-            except Exception:
-                return None  # the long way says so on the run
-            seen += [(cells, one.occurred_at)] if len(cells) else []
-            judged += [Judged(finding, attempt, False, one.occurred_at) for finding in said]
-    rows = judging.rows_of(
-        run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at, standing=standing
-    )
-    with raw_cursor() as cursor:
-        cursor.execute(
-            _JOIN,
-            (
-                post.run_id,
-                post.webhook_id,
-                post.sha256,
-                post.received_at,
-                Jsonb(first),
-                msgspec.json.encode([one.row() for one in events]).decode(),
-                attempt,
-                standing.seq,
-                judging.encoded(rows.values(), standing),
-                "rank",
-                *minima.columns_of(seen),
-            ),
-        )
-        taken, directive = cursor.fetchone() or (False, None)
-    if not taken:
-        _held.pop(post.run_id, None)
-        return None
-    for one in events:
-        one.attempt = attempt
-    return answers.accepted(first, directive, duplicate=False)
+    joining.note(post.run_id, known, current)
+    return answers.accepted(post.run_id, first, directive, duplicate=False)
 
 
 def _take_with_care(
-    post: Post, decoded: DecodedEvents, events: Sequence[_Taken], policy: Policy, first: dict[str, object]
+    post: Post, decoded: DecodedEvents, events: Sequence[Taken], policy: Policy, first: dict[str, object]
 ) -> HttpResponse | None:
     with transaction.atomic():
         if not insert_receipt(post, first):
@@ -281,12 +175,12 @@ def _take_with_care(
                 problem=first,
                 body=post.body,
             )
-    return answers.accepted(first, directive, duplicate=False)
+    return answers.accepted(post.run_id, first, directive, duplicate=False)
 
 
 def _judge(
     post: Post,
-    events: Sequence[_Taken],
+    events: Sequence[Taken],
     policy: Policy,
     judged: list[Judged],
     standing: judging.Standing | None,
@@ -332,9 +226,9 @@ def retried(take: Callable[[], HttpResponse | None]) -> HttpResponse | None:
     raise AssertionError("unreachable")
 
 
-def _after(post: Post, events: Sequence[_Taken]) -> None:
+def _after(post: Post, events: Sequence[Taken]) -> None:
     """What follows the commit: note progress, ring for the worker. None of it may cost the answer."""
-    newest: _Taken | None = None
+    newest: Taken | None = None
     watched = False
     for one in events:
         watched = watched or one.event.type in _WATCHED
@@ -353,4 +247,4 @@ def _after(post: Post, events: Sequence[_Taken]) -> None:
         node=node,
     )
     if watched or any(one.event.flags for one in events):
-        bell.ring("runs.tasks.look", post.run_id)
+        bell.ring("runs.tasks.look", post.run_id, calm=joining.is_held(post.run_id))

@@ -132,7 +132,7 @@ def _take_clean(post: Post, first: dict[str, object], row: tuple[object, ...]) -
             _TAKE, (post.run_id, post.webhook_id, post.sha256, post.received_at, Jsonb(first), *row)
         )
         taken, directive = cursor.fetchone() or (False, None)
-    return answers.accepted(first, directive, duplicate=False) if taken else None
+    return answers.accepted(post.run_id, first, directive, duplicate=False) if taken else None
 
 
 def _take_with_care(
@@ -170,4 +170,4 @@ def _take_with_care(
             )
             judging.act(run_id=post.run_id, policy=policy, findings=findings)
         directive = directive_text(post.run_id)
-    return answers.accepted(first, directive, duplicate=False)
+    return answers.accepted(post.run_id, first, directive, duplicate=False)

@@ -1,6 +1,8 @@
 """Statements of the ingest transaction that every post shares."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -35,14 +37,19 @@ class Receipt:
     answer: dict[str, object]
 
 
-def raw_cursor() -> psycopg.Cursor[tuple[Any, ...]]:
-    """Return a cursor that sends parameters apart from the statement (`%b`: in binary form).
+@contextmanager
+def raw_cursor() -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
+    """Give a cursor that sends parameters apart from the statement (`%b`: in binary form).
 
     Django's own cursor writes values into the statement, which for bodies of megabytes costs three
     times as much.
+
+    Raises:
+        django.db.Error: as Django's own cursor does; what is not one would be taken for our mistake.
     """
     connection.ensure_connection()
-    return psycopg.Cursor(connection.connection)
+    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+        yield cursor
 
 
 def insert_receipt(post: Post, answer: dict[str, object]) -> bool:
