@@ -175,6 +175,11 @@ VAULT_URL = env.text(
     shown="`vault` in ANDON_DATA_DIR",
     about="`file:///DIR`, or `s3://BUCKET?endpoint=…&region=…&telemetry=BUCKET` (credentials: boto3's chain)",
 )
+VAULT_PUBLIC_URL = env.text(
+    "ANDON_VAULT_PUBLIC_URL",
+    shown="the endpoint of ANDON_VAULT_URL",
+    about="S3 endpoint that is signed into the upload URLs of node agents, where they reach it by another name",
+).rstrip("/")
 SOURCE_ROOTS = [
     Path(root)
     for root in env.words(
@@ -182,6 +187,14 @@ SOURCE_ROOTS = [
         about="directories from which the server itself may read evidence by file:// URI",
     )
 ]
+FIXITY_BYTES = env.integer(
+    "ANDON_FIXITY_BYTES",
+    1 << 40,
+    minimum=0,
+    maximum=1 << 60,
+    shown="1099511627776 = 1 TiB",
+    about="bytes of the vault read back each night, the longest unchecked first; locks are looked at always",
+)
 
 # --- limits and watching
 
@@ -348,6 +361,8 @@ _SWEEPS_S = {
     "incidents.tasks.sweep_incidents": 5,
     "runs.tasks.make_partitions": 3600,
     "runs.tasks.forget_receipts": 3600,
+    # Asks once for each night (UTC), whichever hour the scheduler was up.
+    "evidence.tasks.sweep_fixity": 3600,
 }
 CELERY_BEAT_SCHEDULE = {
     name: {"task": name, "schedule": timedelta(seconds=every_s), "options": {"expires": every_s}}

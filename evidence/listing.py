@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
+from typing import Any
 
-from django.db.models import Count, Sum
+from django.db.models import Count, Q, Sum
 from django.utils import timezone
 
 from evidence import custody
 from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject, StoreProbe
+from evidence.vault import vault
 from runs import formatting
 from runs.models import Person
 
@@ -30,6 +32,7 @@ class ItemLine:
     share: float  # of its bytes that are in the vault, 0 to 1
     waived_by: str
     number: int = 1
+    damaged: str = ""  # what the fixity sweep found wrong with its stored bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,11 @@ def item_lines(dossier: Dossier) -> list[ItemLine]:
     items = list(
         Item.objects.filter(dossier=dossier)
         .defer("files", "source")
-        .annotate(objects_n=Count("objects"), stored=Sum("objects__bytes_total"))
+        .annotate(
+            objects_n=Count("objects"),
+            stored=Sum("objects__bytes_total"),
+            damaged_n=Count("objects", filter=~Q(objects__mismatch="")),
+        )
         .order_by("order", "id")
     )
     people = names([item.waived_by for item in items if item.waived_by])
@@ -69,7 +76,8 @@ def item_lines(dossier: Dossier) -> list[ItemLine]:
     groups: dict[tuple[str, str], ItemLine] = {}
     for line, item in zip(lines, items, strict=True):
         # What is not safe yet keeps its own line.
-        key = (item.kind, line.state) if line.satisfied and not line.waived_by else (item.kind, str(item.pk))
+        alike = line.satisfied and not line.waived_by and not line.damaged
+        key = (item.kind, line.state) if alike else (item.kind, str(item.pk))
         before = groups.get(key)
         if before is None:
             groups[key] = line
@@ -121,6 +129,11 @@ def _line(item: Item, people: dict[str, str]) -> ItemLine:
         reason = f"its source is silent since {formatting.clock(item.silent_since, now)} UTC ({lasting})"
         if item.deadline is not None and item.deadline > now:
             reason += f", tried until {formatting.clock(item.deadline, now)} UTC"
+    damaged_n: int = getattr(item, "damaged_n", 0)
+    damaged = ""
+    if damaged_n:
+        files = formatting.plural(damaged_n, "file")
+        damaged = f"fixity: mismatch in {files} of {objects_n}"
     waived_by = people.get(item.waived_by, "somebody") if item.waived_at is not None else ""
     if waived_by:
         reason = f"waived by {waived_by}: {item.waived_why}"
@@ -134,6 +147,7 @@ def _line(item: Item, people: dict[str, str]) -> ItemLine:
         satisfied=item.state in {Item.State.SEALED, Item.State.NOT_APPLICABLE} or bool(waived_by),
         share=share,
         waived_by=waived_by,
+        damaged=damaged,
     )
 
 
@@ -187,32 +201,50 @@ def _checked(dossier_id: int, head: str, seal_number: int, minute: int) -> Chain
 
 
 def lock_sentences(dossier: Dossier) -> tuple[str, bool]:
-    """Return what protects the stored objects, as the store answered, and whether it is a real lock."""
-    objects = list(StoredObject.objects.filter(item__dossier=dossier).values_list("protected_by", flat=True))
-    probe = StoreProbe.objects.order_by("-probed_at").first()
-    tested = f", tested {formatting.clock(probe.probed_at, timezone.now())} UTC" if probe is not None else ""
+    """Return what protects the stored objects, as the store answered, and whether it is a real lock.
+
+    It is none when the newest probe saw the store let go of what it had locked, or when an object that
+    its policy locks has no lock.
+    """
+    objects = list(
+        StoredObject.objects.filter(item__dossier=dossier, deleted_at=None).values_list(
+            "protected_by", "item__lock"
+        )
+    )
+    now = timezone.now()
+    probe = StoreProbe.objects.filter(store=vault().name[:300]).order_by("-probed_at").first()
+    tested = f", tested {formatting.clock(probe.probed_at, now)} UTC" if probe is not None else ""
     if not objects:
         return "Nothing is stored yet; the deletion gate protects the sources.", True
-    dates = [until for until in (entry.get("until") for entry in objects) if until]
-    locked = [entry for entry in objects if entry.get("until") or entry.get("legal_hold")]
+    locked = [entry for entry, _ in objects if _is_locked(entry, now)]
     if not locked:
-        says = str(next((entry.get("says") for entry in objects if entry.get("says")), ""))
+        says = str(next((entry.get("says") for entry, _ in objects if entry.get("says")), ""))
         return says[:1].upper() + says[
             1:
         ] or f"Not locked: this store does not enforce retention{tested}.", False
+    if probe is not None and str(probe.result.get("says", "")).startswith("not locked"):
+        return f"{str(probe.result['says']).capitalize()}{tested}.", False
     words = []
+    dates = [entry["until"] for entry in locked if entry.get("until")]
     if dates:
         first = min(datetime.fromisoformat(date) for date in dates)
-        modes = sorted({str(entry["mode"]).lower() for entry in objects if entry.get("mode")})
-        words.append(
-            f"Locked until {formatting.day(first, timezone.now())} {first.year} ({', '.join(modes)})"
-        )
+        modes = sorted({str(entry["mode"]).lower() for entry in locked if entry.get("mode")})
+        words.append(f"Locked until {formatting.day(first, now)} {first.year} ({', '.join(modes)})")
     if all(entry.get("legal_hold") for entry in locked):
         words.append("on legal hold" if words else "On legal hold")
     says = " and ".join(words)
+    bare = sum(lock != "none" and not _is_locked(entry, now) for entry, lock in objects)
+    if bare:
+        count = f"{formatting.plural(bare, 'object')} of {len(objects)}"
+        return f"{count} not locked any more; the others: {says[:1].lower()}{says[1:]}{tested}.", False
     if len(locked) < len(objects):
         says += f"; {formatting.plural(len(objects) - len(locked), 'object')} of kinds kept without a lock"
     return f"{says}, as the store answered{tested}.", True
+
+
+def _is_locked(protection: dict[str, Any], now: datetime) -> bool:
+    until = protection.get("until")
+    return bool(protection.get("legal_hold") or (until and datetime.fromisoformat(until) > now))
 
 
 def bytes_words(dossier: Dossier) -> str:

@@ -35,6 +35,9 @@ def vault(request: HttpRequest) -> HttpResponse:
         .values_list("item__dossier")
         .annotate(total=Sum("bytes_total"))
     )
+    damaged = StoredObject.objects.filter(item__dossier__in=visible_dossiers(person_of(request))).exclude(
+        mismatch=""
+    )
     holds = dict(
         Hold.objects.filter(dossier__in=rows, released_at=None)
         .values_list("dossier")
@@ -46,6 +49,8 @@ def vault(request: HttpRequest) -> HttpResponse:
         {
             "rows": [(row, sizes.get(row.pk, 0), holds.get(row.pk, 0)) for row in rows],
             "total": sum(sizes.values()),
+            "damaged": damaged.count(),
+            "damaged_in": Dossier.objects.filter(items__objects__in=damaged).distinct()[:PAGE_ROWS],
             "probe": StoreProbe.objects.order_by("-probed_at").first(),
         },
     )

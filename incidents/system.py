@@ -13,6 +13,7 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
+from evidence import fixity
 from evidence.models import StoredObject, StoreProbe
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
@@ -59,7 +60,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
         "run"
     )
     return {
-        "parts": [_web(), _database(), _broker(), _worker(), _queue(), _vault(), _bodies(runs)],
+        "parts": [_web(), _database(), _broker(), _worker(), _queue(), _vault(), _fixity(), _bodies(runs)],
         "unwatched": unwatched,
         "failed": Work.objects.filter(state=Work.State.FAILED).order_by("-id")[:FOUND],
         "probe": StoreProbe.objects.order_by("-probed_at").first(),
@@ -123,6 +124,18 @@ def _vault() -> Part:
     except Exception as error:
         return Part("Vault", "missing", f"does not answer: {formatting.inert(error, 160)}")
     return Part("Vault", "done", "answers and can be written", formatting.inert(store.name, 60))
+
+
+def _fixity() -> Part:
+    known = fixity.health()
+    if known.mismatches:
+        return Part("Fixity", "missing", f"mismatch in {formatting.plural(known.mismatches, 'object')}")
+    if not known.objects:
+        return Part("Fixity", "done", "nothing is stored yet")
+    number = f"{known.objects - known.unchecked:,} of {known.objects:,} read back"
+    if known.swept_at is None:
+        return Part("Fixity", "unknown", "no nightly sweep has ended yet", number)
+    return Part("Fixity", "done", f"swept {formatting.ago(known.swept_at, timezone.now())}", number)
 
 
 def _bodies(runs: QuerySet[Run]) -> Part:
