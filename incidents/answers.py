@@ -54,9 +54,10 @@ def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
     incident, attempt = situation.incident, situation.attempt
     symptom = diagnosis.words(incident.symptom)
     ranks: list[int] = list(document["ranks"])
+    nodes = firstbad.nodes_of(attempt, ranks)
     spike = rules.is_spike(incident.kind)
     return FirstBadAnswer(
-        headline=headline(incident, document, attempt),
+        headline=headline(incident, document, nodes[0] if len(nodes) == 1 else ""),
         says=_first_bad_says(incident, document, attempt),
         state="" if document["step"] is None else "spike" if spike else "nonfinite",
         symptom=symptom.name,
@@ -73,8 +74,12 @@ def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
     )
 
 
-def headline(incident: Incident, document: dict[str, Any], attempt: Attempt | None) -> str:
-    """Return the fact: "rank 61 on node-07, step 18,003, backward"."""
+def headline(incident: Incident, document: dict[str, Any], node: str) -> str:
+    """Return the fact: "rank 61 on node-07, step 18,003, backward".
+
+    Args:
+        node: the one node all of the ranks are on, "" when there is none.
+    """
     if incident.kind == rules.HELD_BY_HAND and document["step"] is None:
         return "none: held by hand"
     if document["step"] is None:
@@ -87,9 +92,8 @@ def headline(incident: Incident, document: dict[str, Any], attempt: Attempt | No
     if not ranks:
         return f"{step}{phase}; the rank is not known"
     where = words.rank_words(ranks)
-    nodes = sorted({node for rank in ranks if (node := firstbad.node_of(attempt, rank))})
-    if len(nodes) == 1:
-        where += f" on {words.inert(nodes[0])}"
+    if node:
+        where += f" on {words.inert(node)}"
     return f"{where}, {step}{phase}" + (" (tie)" if document["tie"] else "")
 
 

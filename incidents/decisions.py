@@ -11,8 +11,8 @@ from django.views.decorators.http import require_http_methods, require_POST
 from evidence import actions as evidence_actions
 from evidence.models import Item
 from incidents import actions, approval
+from incidents.incident_page import IncidentPage
 from incidents.models import Incident
-from incidents.page import IncidentPage
 from incidents.refused import Refused
 from incidents.views import page_or_404, render_incident
 from runs import throttle

@@ -10,6 +10,7 @@ from django.utils import timezone
 from django.utils.functional import SimpleLazyObject
 
 from incidents import queries
+from incidents.alarms import alarm_lines
 from incidents.models import Incident
 from incidents.page import AlarmLine
 from runs.models import Membership, Person
@@ -38,7 +39,7 @@ class Frame:
     @cached_property
     def alarms(self) -> list[AlarmLine]:
         """One line per run that is held or has an unacknowledged incident."""
-        return queries.alarm_lines(self.person) if self.person is not None else []
+        return alarm_lines(self.person) if self.person is not None else []
 
     @cached_property
     def unresolved(self) -> dict[int, Incident]:

@@ -1,16 +1,14 @@
-"""What the incident page shows, as plain data: `incidents.queries.incident_page` fills it.
+"""The pieces of the incident page as plain data: `incidents.incident_page` fills them.
 
 Sentences are finished (words, units, UTC); times, counts and money are also there as values, so that
 a template can format them in its own place and a test can compare them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from evidence.queries import Counts
-from incidents.models import Incident
-from runs.models import Run
 
 Glyph = Literal["done", "running", "not_yet", "missing"]
 
@@ -200,9 +198,11 @@ class LedgerLine:
     action: str
     step: int | None
     ranks: list[int] | None
-    ranks_say: str
+    ranks_say: str  # "ranks 56–63", "" when it names none
     before: dict[str, int | None] | None
     after: dict[str, int | None] | None
+    loader_says: str  # "8,288 → 8,352", "" when it moved nothing
+    positions: list[tuple[str, str, str]]  # each position in words, before, after
     checkpoint: dict[str, Any] | None
     detector: dict[str, Any] | None
     decided_by: str
@@ -212,6 +212,7 @@ class LedgerLine:
     gpu_hours_lost: float | None
     budget: dict[str, Any] | None
     none_because: dict[str, str]
+    absent: list[tuple[str, str]]  # ("step, ranks", why): what it has no value for, each reason once
     digest: str
     previous: str
 
@@ -247,41 +248,6 @@ class StateStep:
     at: datetime
     by: str
     why: str
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentPage:
-    """The whole page. `digest` and `subject` are what an approver signs if they approve now."""
-
-    incident: Incident
-    run: Run
-    now: datetime
-    state: str
-    title: str
-    held: bool
-    opened_at: datetime
-    acknowledged_at: datetime | None
-    acknowledged_by: str
-    lead: str
-    first_bad: FirstBadAnswer
-    evidence: EvidenceAnswer
-    running: RunAnswer
-    next: NextAnswer
-    waiting: Waiting | None
-    gate: list[GateLine]
-    plan: PlanView | None
-    plans: list[PlanView]
-    request: RequestView | None  # the live one
-    requests: list[RequestView]
-    may_approve: list[str]  # who may approve the live request (names), or could approve one
-    subject: dict[str, Any]
-    digest: str
-    watch_says: str
-    timeline: list[TimelineRow]
-    ledger: list[LedgerLine]
-    findings: list[FindingLine]
-    states: list[StateStep]
-    notes: list[Any] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,11 @@
 
 import uuid
 from collections.abc import Iterable
+from typing import Any
 
 from incidents import holding
-from incidents.models import Incident, LedgerRow, Permit, ResumeRequest, StateChange, TimelineEntry
+from incidents.ledger import POSITIONS, REQUIRED
+from incidents.models import Incident, LedgerRow, Note, Permit, ResumeRequest, StateChange, TimelineEntry
 from incidents.page import FindingLine, LedgerLine, RequestView, StateStep, TimelineRow
 from runs import formatting as words
 from runs.models import Finding, Person
@@ -124,23 +126,68 @@ def ledger_lines(rows: Iterable[LedgerRow], run: str) -> list[LedgerLine]:
             action=row.action,
             step=row.step,
             ranks=row.ranks,
-            ranks_say=words.ranks(row.ranks) if row.ranks else row.none_because.get("ranks", ""),
+            ranks_say=words.rank_words(row.ranks) if row.ranks else "",
             before=row.before,
             after=row.after,
+            loader_says=_loader_words(row),
+            positions=_positions(row),
             checkpoint=row.checkpoint,
             detector=row.detector,
-            decided_by=names.get(row.decided_by, row.decided_by),
+            decided_by=names.get(row.decided_by, "Andon" if row.decided_by == "andon" else row.decided_by),
             why=row.why,
             samples_skipped=row.samples_skipped,
             steps_lost=row.steps_lost,
             gpu_hours_lost=row.gpu_hours_lost,
             budget=row.budget,
             none_because=row.none_because,
+            absent=_absent(row.none_because),
             digest=row.digest,
             previous=row.previous,
         )
         for row in listed
     ]
+
+
+def _loader_words(row: LedgerRow) -> str:
+    before, after = ((side or {}).get("loader_position") for side in (row.before, row.after))
+    if before is None and after is None:
+        return ""
+    if before == after:
+        return words.count(before)
+    return f"{words.count(before)} → {words.count(after)}"
+
+
+def _positions(row: LedgerRow) -> list[tuple[str, str, str]]:
+    if row.before is None and row.after is None:
+        return []
+    before, after = row.before or {}, row.after or {}
+    return [
+        (name.replace("_", " "), words.count(before.get(name)), words.count(after.get(name)))
+        for name in POSITIONS
+    ]
+
+
+def _absent(none_because: dict[str, str]) -> list[tuple[str, str]]:
+    """Return ("step, ranks", reason) with each reason once: most rows lack several things for one reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in none_because.items():
+        by_reason.setdefault(reason.removeprefix("none: "), []).append(name)
+    return [(_field_words(fields), reason) for reason, fields in by_reason.items()]
+
+
+def _field_words(fields: list[str]) -> str:
+    sides = ("before", "after")
+    said = [name for name in REQUIRED if name in fields and name not in sides]
+    said += (
+        ["loader"] if set(sides) <= set(fields) else [f"loader {name}" for name in sides if name in fields]
+    )
+    for name in fields:
+        side, _, position = name.partition(".")
+        if position:
+            said.append(f"{position} {side}".replace("_", " "))
+        elif name not in REQUIRED:
+            said.append(name.replace("_", " "))
+    return ", ".join(said)
 
 
 def person_names(ids: Iterable[str]) -> dict[str, str]:
@@ -167,4 +214,27 @@ def state_steps(incident: Incident) -> list[StateStep]:
             why=change.why,
         )
         for change in changes
+    ]
+
+
+def notes(incident: Incident) -> list[dict[str, Any]]:
+    """Return notes newest first, the newest text of each; `edits` counts the texts before it."""
+    replaced: dict[int, Note] = {}
+    edits: dict[int, int] = {}
+    shown: list[Note] = []
+    for note in incident.notes.select_related("person").order_by("id"):
+        if note.replaces_id is not None:
+            replaced[note.replaces_id] = note
+            edits[note.pk] = edits.get(note.replaces_id, 0) + 1
+        shown.append(note)
+    return [
+        {
+            "id": note.pk,
+            "by": note.person.username,
+            "at": note.at,
+            "text": note.text,
+            "edits": edits.get(note.pk, 0),
+        }
+        for note in reversed(shown)
+        if note.pk not in replaced
     ]

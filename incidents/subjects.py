@@ -14,7 +14,11 @@ SCHEMA = "andon.approval-subject/1"
 
 
 def subject(
-    incident: Incident, *, plan: Plan | None = None, kind: str = ResumeRequest.Kind.RESUME
+    incident: Incident,
+    *,
+    plan: Plan | None = None,
+    kind: str = ResumeRequest.Kind.RESUME,
+    first_bad: dict[str, Any] | None = None,
 ) -> tuple[dict[str, Any], str]:
     """Return what an approver signs, and its SHA-256 over RFC 8785 (lower-case hex).
 
@@ -25,6 +29,7 @@ def subject(
     Args:
         plan: the plan to sign; None: the newest.
         kind: a false alarm signs no evidence: it is kept, and need not be sealed first.
+        first_bad: the first-bad document, when the caller has just read it.
     """
     plan = plan or plans.newest(incident)
     signed: dict[str, Any] = {
@@ -32,7 +37,7 @@ def subject(
         "run": incident.run.slug,
         "incident": str(incident.pk),
         "attempt": newest_attempt(incident.run_id),
-        "first_bad": firstbad.of_incident(incident),
+        "first_bad": firstbad.of_incident(incident) if first_bad is None else first_bad,
         "evidence": [] if kind == ResumeRequest.Kind.FALSE_ALARM else evidence(incident),
         "plan": None if plan is None else plans.content(plan),
         "policy": policy_for(incident.run_id).digest(),

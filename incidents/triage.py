@@ -8,8 +8,9 @@ from typing import Any
 from andon.policy import Policy
 from andon.wire import decode_frame
 from incidents import queries
+from incidents.incident_page import IncidentPage
 from incidents.models import Incident, LedgerRow, Plan
-from incidents.page import FindingLine, IncidentLine, IncidentPage, LedgerLine
+from incidents.page import FindingLine, IncidentLine, LedgerLine
 from runs import formatting, grid
 from runs.access import visible_runs
 from runs.models import Checkpoint, FirstBad, Frame, Person

@@ -11,8 +11,9 @@ from django.views.decorators.http import require_GET
 from evidence.listing import item_lines, ticks
 from evidence.views import items_context
 from incidents import figures, ledger, queries, roles, triage
+from incidents.incident_page import IncidentPage
+from incidents.layer_bars import layer_bars
 from incidents.models import Incident, LedgerRow
-from incidents.page import IncidentPage
 from runs import grid, grid_png, live
 from runs import queries as run_queries
 from runs.access import project_member
@@ -71,13 +72,11 @@ Context = dict[str, object]
 def _buttons(page: IncidentPage, person: Person) -> Context:
     """Return every button by its code, and what else a responder may do."""
     incident = page.incident
-    responder = project_member(person, page.run.project, *roles.RESPONDERS)
-    is_open = incident.state == Incident.State.OPEN
+    may_close = incident.state == Incident.State.OPEN and not incident.holds
     return {
         "page": page,
         "buttons": [page.next.main, *page.next.buttons],
-        "may_waive": responder and is_open and incident.holds,
-        "may_resolve": responder and is_open and not incident.holds,
+        "may_resolve": may_close and project_member(person, page.run.project, *roles.RESPONDERS),
     }
 
 
@@ -86,7 +85,13 @@ def _answers(page: IncidentPage, person: Person) -> Context:
 
 
 def _evidence(page: IncidentPage, person: Person) -> Context:
-    return {**_buttons(page, person), **items_context(page.incident.dossier)}
+    incident = page.incident
+    may_waive = incident.state == Incident.State.OPEN and incident.holds
+    return {
+        "page": page,
+        "may_waive": may_waive and project_member(person, page.run.project, *roles.RESPONDERS),
+        **items_context(incident.dossier),
+    }
 
 
 def _plan(page: IncidentPage, person: Person) -> Context:
@@ -112,7 +117,7 @@ def render_incident(
     """Render the incident page, with a refusal in its words when an action was refused."""
     incident = page.incident
     extent = grid.extent(page.run, incident.attempt)
-    policy = policy_for(page.run.pk)
+    policy = page.situation.policy
     opening = grid.opening_window(extent, figures.first_bad_step(incident))
     window = grid.read_window(request.GET.get("steps", ""), request.GET.get("ranks", ""), opening, extent)
     good = (page.plan.checkpoint.get("step") if page.plan is not None else None) or None
@@ -132,7 +137,7 @@ def render_incident(
             "extent": extent,
             "groups": run_queries.bad_cells(page.run, incident.attempt),
             "states": grid.SYMBOLS,
-            "layers": figures.layer_bars(incident, good, policy),
+            "layers": layer_bars(incident, good, policy),
             "policy": policy,
             "findings": triage.numbers(page, policy),
         },

@@ -102,7 +102,8 @@ def obedience(run_id: int) -> Obedience:
     the launch reported none; `step` is the highest step an obeying rank named.
     """
     directive = current(run_id)
-    attempt = Attempt.objects.filter(run_id=run_id).order_by("-number").first()
+    # Not the whole row: the nodes and groups of a fleet are hundreds of kilobytes.
+    attempt = Attempt.objects.filter(run_id=run_id).order_by("-number").only("number", "world_size").first()
     if directive is None or attempt is None:
         return {"obeyed": 0, "of": 0, "silent": [], "step": None}
     enough = {"held", "exited"} if directive.kind == "hold" else {"received", "held", "exited"}

@@ -83,7 +83,7 @@ class Extent:
 
 def extent(run: Run, attempt: int) -> Extent:
     """Return the steps and ranks of an attempt as known from launch, frames, events and progress."""
-    row = Attempt.objects.filter(run=run, number=attempt).first()
+    row = Attempt.objects.filter(run=run, number=attempt).only("first_step", "world_size").first()
     frames = Frame.objects.filter(run_id=run.pk, attempt=attempt)
     posted = frames.aggregate(last=Max("step_last"), lane=Max("lane_last"), id=Max("id"))
     progress = RunProgress.objects.filter(run=run).first()

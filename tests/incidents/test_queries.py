@@ -1,12 +1,13 @@
 """What the incident page is told: by whom it may be read, its answers, its buttons, its cost."""
 
+import re
 from datetime import timedelta
 
 import pytest
 from django.utils import timezone
 
 from evidence.queries import evidence_counts
-from incidents import actions, approval, queries
+from incidents import actions, alarms, approval, holding, queries
 from incidents.models import Incident
 from runs.models import DirectiveAck, RunProgress
 from tests.incidents.world import World, held
@@ -28,7 +29,7 @@ class TestWhoSees:
         with pytest.raises(Incident.DoesNotExist):
             page(world, team.charlie)
         assert queries.incident_list(team.charlie) == []
-        assert queries.alarm_lines(team.charlie) == []
+        assert alarms.alarm_lines(team.charlie) == []
         assert queries.open_count(team.charlie) == 0
 
     def test_a_viewer_sees_and_is_told_who_may_press(self, world, team):
@@ -81,7 +82,7 @@ class TestAnswers:
     def test_waiting_costs_gpu_hours_and_money_at_policy_price(self, world, team):
         world.policy(cost={"gpu_hour_price": 3.0})
         RunProgress.objects.update(nodes={"node-00": timezone.now().isoformat()})
-        since = queries.held_since(world.run.pk)
+        since = holding.held_since(world.run.pk)
         shown = queries.incident_page(team.mira, world.incident().pk, now=since + timedelta(minutes=30))
         assert shown.waiting.gpus == 4
         assert shown.waiting.gpu_hours == pytest.approx(2.0)
@@ -149,10 +150,52 @@ class TestRows:
         assert [row.decided_by for row in page(world, team.mira).ledger] == ["tomas"]
 
     def test_the_alarm_line_says_who_has_it(self, world, team):
-        line = queries.alarm_lines(team.vera)[0]
-        assert line.says.endswith("Nobody has it yet.")
+        line = alarms.alarm_lines(team.vera)[0]
+        assert line.says.endswith("Nobody has acknowledged it.")
         actions.acknowledge(incident=world.incident(), person=team.mira)
-        assert queries.alarm_lines(team.vera)[0].says.endswith("mira has it.")
+        assert alarms.alarm_lines(team.vera)[0].says.endswith("mira has it.")
+
+    def test_the_alarm_line_says_what_the_run_does_in_every_state(self, world, team):
+        def says():
+            return alarms.alarm_lines(team.vera)[0].says
+
+        assert re.search(r" held \d+\xa0s, incident \d+, step 1,000", says())
+        ask(world, team.mira)
+        approval.approve(incident=world.incident(), person=team.jonas, digest=page(world, team.jonas).digest)
+        assert re.search(r" held \d+\xa0s, resume approved, ", says())
+        document = approval.exchange(
+            run=world.run, incident_id=world.incident().pk, attempt=2, webhook_id="w"
+        )
+        assert re.search(r" resuming after \d+\xa0s held, ", says())
+        world.launch(2, document["permit"])
+        world.steps(1402, 1402, attempt=2)
+        assert "runs again, watched to step 1,5" in says()
+        assert says().endswith("Nobody has acknowledged it.")
+        actions.acknowledge(incident=world.incident(), person=team.mira)
+        assert alarms.alarm_lines(team.vera) == []  # it runs, and somebody has it
+
+    def test_the_alarm_line_of_a_run_that_was_never_held_says_that_it_runs(self, project, team):
+        world = World(project)
+        world.steps(1, 3)
+        world.finding("loss_spike", step=3, severity="warn", mode="act")
+        shown = alarms.alarm_lines(team.vera)
+        assert [line.held for line in shown] == [False]
+        assert " runs on, incident " in shown[0].says
+
+    def test_the_list_and_the_page_name_the_same_node(self, project, team):
+        world = World(project)
+        world.steps(1, 3)
+        world.finding("nonfinite", step=3, lanes=[3], view="local")
+        listed = queries.incident_list(team.mira)[0].first_bad
+        assert listed == page(world, team.mira).first_bad.headline
+        assert "on node-01" in alarms.alarm_lines(team.mira)[0].says
+
+    def test_a_reason_why_a_row_has_nothing_is_said_once(self, world, team):
+        ask(world, team.mira)
+        approval.approve(incident=world.incident(), person=team.jonas, digest=page(world, team.jonas).digest)
+        row = next(row for row in page(world, team.mira).ledger if row.action == "approve")
+        moved = "an approval moves nothing; the launch it permits does"
+        assert row.absent == [("step, ranks, loader", moved)]
 
     def test_a_changed_note_shows_its_newest_text(self, world, team):
         note = actions.add_note(incident=world.incident(), person=team.mira, text="one sample")

@@ -274,6 +274,16 @@ class TestLive:
         as_bob.post(f"/incidents/{incident.id}/acknowledge")
         assert as_bob.get(address, headers={"if-none-match": before}).status_code == 200
 
+    @pytest.mark.parametrize(
+        ("part", "most"), [("answers", 40), ("evidence", 16), ("plan", 48), ("timeline", 8), ("ledger", 8)]
+    )
+    def test_a_part_reads_only_what_it_shows(
+        self, as_bob, incident, part, most, django_assert_max_num_queries
+    ):
+        as_bob.get(f"/incidents/{incident.id}/parts/{part}")
+        with django_assert_max_num_queries(most):
+            as_bob.get(f"/incidents/{incident.id}/parts/{part}")
+
     def test_an_unknown_part_is_404(self, as_bob, incident):
         assert as_bob.get(f"/incidents/{incident.id}/parts/secrets").status_code == 404
 
