@@ -162,3 +162,23 @@ class TestAppRole:
                     with pytest.raises(DatabaseError, match="permission denied"), transaction.atomic():
                         cursor.execute(statement)
         assert Directive.objects.filter(run=trainer.run).count() == 2
+
+
+# Django's own tables are as Django makes them.
+_COVERED = """
+SELECT narrow.indexrelid::regclass::text, wide.indexrelid::regclass::text
+FROM pg_index narrow JOIN pg_index wide USING (indrelid) JOIN pg_class t ON t.oid = indrelid
+WHERE narrow.indexrelid <> wide.indexrelid AND t.relname ~ '^(runs|evidence|incidents)_'
+  AND t.relname !~ '^runs_person_' AND NOT t.relispartition
+  AND narrow.indpred IS NULL AND wide.indpred IS NULL AND narrow.indexprs IS NULL AND wide.indexprs IS NULL
+  AND NOT narrow.indisunique AND narrow.indnkeyatts < wide.indnkeyatts
+  AND (string_to_array(wide.indkey::text, ' '))[1:narrow.indnkeyatts]
+      = string_to_array(narrow.indkey::text, ' ')
+"""
+
+
+def test_no_index_repeats_the_beginning_of_another() -> None:
+    """It is a needless write per row, and the planner may take the narrow one and read a whole run."""
+    with connection.cursor() as cursor:
+        cursor.execute(_COVERED)
+        assert cursor.fetchall() == []
