@@ -17,6 +17,7 @@ import numpy as np
 
 from andon.client_http import Answer, AnswerError, Backoff, Unreachable, new_id
 from andon.client_sender import Sender
+from andon.masking import mask_value
 from andon.wire import MAX_FRAME_BYTES, Frame, encode_events, encode_frame
 
 __all__ = ["AnswerError", "Client", "Unreachable"]
@@ -30,7 +31,8 @@ class Client(Sender):
     def send_events(self, events: list[dict[str, Any]]) -> dict[str, Any] | None:
         """Post events (wire form, as dicts); returns the server's answer.
 
-        An event that names no `time` gets now: one that waits in the spool must not look fresh when
+        Secrets in `data` (by name or by shape, andon/masking.py) are masked before anything is written or
+        sent. An event that names no `time` gets now: one that waits in the spool must not look fresh when
         it arrives. None: the post waits in the spool, or the answer takes longer than `max_wait_s`.
         A problem the server answered with comes back as its dict (`type`, `status`, `detail`, …);
         such a post is not sent again.
@@ -43,7 +45,7 @@ class Client(Sender):
         now_ns = time.time_ns()
         defaults = {"time": now_ns, "node": self.node, "attempt": self.attempt}
         given = {name: value for name, value in defaults.items() if value is not None}
-        chunks = _chunks([{**given, **event} for event in events])
+        chunks = _chunks([_masked({**given, **event}) for event in events])
         tickets = [self.enqueue("/events", body, "application/json", events=count) for body, count in chunks]
         return _merged(self.wait_for(tickets))
 
@@ -96,6 +98,7 @@ class Client(Sender):
                     if answer.ok:
                         backoff.worked()
                         document = answer.document.get("directive", answer.document)
+                        self._learn_keys(connection, document)
                         with self._lock:
                             self._follower.offer(document)
                     elif answer.permanent or answer.status in (401, 403, 404):
@@ -160,6 +163,17 @@ class Client(Sender):
         if not answer.ok:
             raise AnswerError(answer.problem())
         return answer
+
+
+# A thousand ids and numbers each step, and no text.
+_NOT_MASKED = {"batch.seen", "loader.position"}
+
+
+def _masked(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the event without secrets: they are masked here, on the node, before any byte leaves it."""
+    if not event.get("data") or event.get("type") in _NOT_MASKED:
+        return event
+    return {**event, "data": mask_value(event["data"])}
 
 
 def _chunks(events: list[dict[str, Any]]) -> list[tuple[bytes, int]]:

@@ -188,7 +188,7 @@ def _masked(entry: dict[str, Any], spool: Path, path: str, tail_bytes: int | Non
     with source.open(skip) as file, target.open("wb") as out:
         if skip:
             out.write(b"[the last %d of %d bytes]\n" % (source.bytes_total - skip, source.bytes_total))
-        for line in mask_lines(read_lines(file, source.bytes_total - skip)):
+        for line in mask_lines(read_lines(file, source.bytes_total - skip, is_cut=skip > 0)):
             out.write(line)
     return _spooled(spool, path)
 

@@ -15,11 +15,13 @@ import numpy as np
 import pytest
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
+from andon import keys
 from andon.client import AnswerError, Client, Unreachable
 from andon.client_http import Backoff
 from andon.directive import Directive
 from andon.signing import SigningKey, new_secret, verify_get
 from andon.wire import ARROW_TYPE, Frame, decode_events, decode_frame
+from tests import secrets
 
 KEY = SigningKey.generate()
 SECRET = new_secret()
@@ -463,6 +465,32 @@ class TestDirective:
             assert self.send(peer, client, document) is None
         assert client.status()["directives_ignored"] == 3
 
+    @pytest.fixture
+    def new(self, peer):
+        """A key that KEY handed over to, which the peer publishes."""
+        new, at = SigningKey.generate(), "2026-01-01T00:00:00Z"
+        published = keys.document([keys.PublicKey(new.key_id, "", at, handover=keys.handover(KEY, new, at))])
+        original = peer.answer_get
+        peer.answer_get = lambda path, headers: (
+            (200, published, {}) if path == keys.PATH else original(path, headers)
+        )
+        return new
+
+    def test_a_key_that_the_pinned_one_handed_over_to_is_learnt(self, peer, connect, new):
+        client = connect(peer.url, trusted=[KEY.key_id])
+        hold = Directive(kind="hold", seq=5, run="my-run", attempt=1).sign(new)
+        assert self.send(peer, client, hold) == hold
+        assert set(client.trusted) == {KEY.key_id, new.key_id}
+
+    def test_asking_for_keys_makes_no_stranger_trusted(self, peer, connect, new):
+        client = connect(peer.url, trusted=[KEY.key_id])
+        stranger = Directive(kind="continue", seq=6, run="my-run", attempt=1).sign(SigningKey.generate())
+        assert self.send(peer, client, stranger) is None
+
+    def test_waiting_learns_a_new_key_too(self, peer, connect, new):
+        peer.directive = Directive(kind="resume", seq=2, run="my-run", attempt=1).sign(new)
+        assert connect(peer.url, trusted=[KEY.key_id]).wait_directive(wait_s=5)["kind"] == "resume"
+
     def test_waiting_returns_as_soon_as_it_changes(self, peer, connect):
         client = connect(peer.url)
         self.send(peer, client, directive(1, "hold"))
@@ -483,6 +511,31 @@ class TestDirective:
         peer.answers = [(404, {"type": "unknown-run", "detail": "no such run"}, {})]
         with pytest.raises(AnswerError, match="unknown-run"):
             connect(peer.url).wait_directive(wait_s=1)
+
+
+def test_secrets_are_masked_before_they_leave_the_node(peer, connect, tmp_path, monkeypatch):
+    monkeypatch.setattr("andon.client_sender.GZIP_FROM_BYTES", 1 << 30)  # what waits on the disk is read here
+    launch, launched = secrets.launch()
+    client = connect(peer.url)
+    client.send_events([{"type": "attempt.launched", "data": {**launch, "world_size": 8}}])
+    client.send_events([{"type": "log", "data": {"text": case.text}} for case in secrets.texts()])
+    assert client.flush()
+    # Nor does one wait on the disk while the server is away.
+    away = connect(f"http://127.0.0.1:{free_port()}", spool_dir=tmp_path / "waiting")
+    away.send_events([{"type": "attempt.launched", "data": launch}])
+    away.close()
+    sent = b"".join(post["body"] for post in peer.posts)
+    spooled = b"".join(path.read_bytes() for path in (tmp_path / "waiting").rglob("*") if path.is_file())
+    for where, raw in (("sent", sent), ("spooled", spooled)):
+        text = raw.decode("utf-8", "replace")
+        for case in (launched, *secrets.texts()):
+            left = [
+                one for one in case.secrets if len(one) > 6 and (one in text or json.dumps(one)[1:-1] in text)
+            ]
+            assert left == [], (where, case.name)
+    assert b'"world_size":8' in sent
+    assert b"tokens_per_batch" in spooled
+    assert b"5e8a6c0f3e3b0f5d6e6f5d3e3a2b1c0d9e8f7a6b5c4d3e2f1a0b9c8d7e6f5a4b" in sent
 
 
 class TestAsking:

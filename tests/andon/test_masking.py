@@ -1,10 +1,23 @@
 """Secrets never reach the store; numbers of training do."""
 
+import io
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.masking import MASK, mask_command, mask_environment, mask_lines, mask_text, mask_value
+from andon.masking import (
+    MASK,
+    mask_command,
+    mask_environment,
+    mask_lines,
+    mask_text,
+    mask_value,
+    read_lines,
+)
+from tests import secrets
+from tests.secrets import Case
 
 S = "Zq7" + "x9K" * 12  # stands for a secret; no test expects it to survive
 
@@ -44,6 +57,71 @@ def test_a_secret_in_text_is_masked(text: str) -> None:
     assert MASK in masked
     assert mask_text(masked) == masked
     assert S.encode() not in b"".join(mask_lines(line.encode() for line in text.splitlines(keepends=True)))
+
+
+@pytest.mark.parametrize("case", secrets.texts(), ids=lambda case: case.name[:60])
+def test_no_secret_of_the_corpus_survives(case: Case) -> None:
+    masked = mask_text(case.text)
+    assert case.left_in(masked) == []
+    assert mask_text(masked) == masked
+    by_line = b"".join(mask_lines(line.encode() for line in case.text.splitlines(keepends=True)))
+    assert case.left_in(by_line.decode()) == []
+    assert case.left_in(str(mask_value({"message": case.text, "lines": case.text.splitlines()}))) == []
+
+
+@pytest.mark.parametrize("text", secrets.ordinary())
+def test_ordinary_text_is_left_as_it_is(text: str) -> None:
+    assert mask_text(text) == text
+    assert list(mask_lines([f"{text}\n".encode()])) == [f"{text}\n".encode()]
+
+
+def test_a_launch_is_masked_and_what_explains_it_stays() -> None:
+    launch, case = secrets.launch()
+    masked = mask_value(launch)
+    assert case.left_in(json.dumps(masked, ensure_ascii=False)) == []
+    assert masked["config"]["tracking"]["numeric_password"] == MASK
+    same = ("PATH", "RANK", "WORLD_SIZE", "NCCL_DEBUG", "MAX_TOKENS", "HF_HOME", "SLURM_JOB_ID")
+    assert [masked["env"][name] for name in same] == [launch["env"][name] for name in same]
+    assert mask_environment(launch["env"]) == masked["env"]
+    for name in ("lr", "tokens_per_batch", "pad_token", "eos_token_id", "revision", "model"):
+        assert masked["config"][name] == launch["config"][name]
+    assert masked["argv"][:6] == launch["argv"][:6]
+    assert masked["argv"][-2:] == ["--key-dim", "64"]
+    assert masked["environment"]["image"] == launch["environment"]["image"]
+    assert masked["config"]["secrets"][1] == {"name": "NCCL_DEBUG", "value": "WARN"}
+    assert masked["git"]["diff"].endswith("lr = 3e-4\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "masked"),
+    [
+        (["sshpass", "-p", S, "ssh", "n7", "-p", "22"], ["sshpass", "-p", MASK, "ssh", "n7", "-p", MASK]),
+        (
+            ["/usr/bin/curl", "-u", f"mira:{S}", "https://h"],
+            ["/usr/bin/curl", "-u", f"mira:{MASK}", "https://h"],
+        ),
+        (["mysql", "-u", "root", f"-p{S}"], ["mysql", "-u", "root", f"-p{MASK}"]),
+        (["train.py", "-p", "4"], ["train.py", "-p", "4"]),
+    ],
+)
+def test_short_options_are_secret_where_the_program_says_so(words: list[str], masked: list[str]) -> None:
+    assert mask_command(words) == masked
+
+
+def test_a_log_that_begins_inside_a_key_loses_the_key() -> None:
+    key = [f"{S}{S[:20]}\n".encode() for _ in range(5)]
+    log = [*key, b"-----END PRIVATE KEY-----\n", b"after\n"]
+    assert b"".join(mask_lines(log)) == f"{MASK}\nafter\n".encode()
+    assert b"".join(mask_lines([*key, b"step: 1\n"])) == b"".join([*key, b"step: 1\n"])
+
+
+def test_a_word_is_in_one_piece_of_a_very_long_line() -> None:
+    for shift in range(0, 40, 7):
+        line = b"a " * ((1 << 19) - 20) + b"b" * shift + b" token=" + S.encode() + b" c" * 1000
+        pieces = list(read_lines(io.BytesIO(line), len(line)))
+        assert len(pieces) > 1
+        assert b"".join(pieces) == line
+        assert S.encode()[:10] not in b"".join(mask_lines(pieces))
 
 
 def test_known_shapes_are_masked_without_a_name() -> None:
