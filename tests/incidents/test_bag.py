@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from evidence.custody import verify_custody
 from evidence.exporting import export_bag
 from incidents import approval, ledger
+from runs.erasing import erase
 
 pytestmark = pytest.mark.django_db
 
@@ -26,4 +28,7 @@ def test_it_holds_the_incident_the_ledger_and_the_permit(world, team, tmp_path):
     # People can be erased; what is exported names them by an id that says nothing.
     everything = "".join(path.read_text() for path in data.rglob("*.json"))
     assert "jonas" not in everything
+    for person in (team.mira, team.jonas):
+        erase(person)
     assert ledger.verify(world.run) == []
+    assert verify_custody(incident.dossier) == []

@@ -1,4 +1,4 @@
-"""`manage.py export_bag INCIDENT|--dossier ID PATH`."""
+"""`manage.py export_bag INCIDENT|--dossier ID PATH [--as USERNAME]`."""
 
 from pathlib import Path
 from typing import Any
@@ -6,10 +6,12 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from andon.bag_zip import ZipLimit
+from evidence import custody
 from evidence.exporting import INLINE_BYTES, export_bag
 from evidence.models import Dossier
 from evidence.vault import VaultError
 from runs.keys import server_key
+from runs.models import Person
 
 
 class Command(BaseCommand):
@@ -32,6 +34,10 @@ class Command(BaseCommand):
             help="objects up to this size are in the bag, larger ones in fetch.txt (default %(default)s)",
         )
 
+        parser.add_argument(
+            "--as", dest="who", metavar="USERNAME", help="whose export it is, for the chain of custody"
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the command."""
         target: list[str] = options["target"]
@@ -40,10 +46,19 @@ class Command(BaseCommand):
         dossier = _dossier(options["dossier"], target[0])
         path = Path(target[-1])
         try:
-            export_bag(dossier, path, inline_bytes=options["inline_bytes"])
+            export_bag(dossier, path, who=_who(options["who"]), inline_bytes=options["inline_bytes"])
         except (OSError, ValueError, VaultError, ZipLimit) as error:
             raise CommandError(f"not exported: {error}") from error
         self.stdout.write(f"{path}\nandon verify {path} --key {server_key().key_id}")
+
+
+def _who(username: str | None) -> str:
+    if username is None:
+        return custody.ANDON
+    person = Person.objects.filter(username=username).first()
+    if person is None:
+        raise CommandError(f"there is no person {username!r}")
+    return str(person.opaque_id)
 
 
 def _dossier(dossier_id: int | None, incident: str) -> Dossier:

@@ -1,0 +1,26 @@
+"""Erasing a person: names and addresses go, what they did stays under an id that says nothing.
+
+Custody, ledger, approvals and bags name people by `opaque_id`, so every chain still verifies afterwards.
+"""
+
+from django.db import transaction
+
+from runs.models import Membership, Person, Token
+
+
+def erase(person: Person) -> Person:
+    """Take everything that says who a person is out of the database, and every right they had.
+
+    What people typed as reasons is evidence and stays as it is.
+    """
+    with transaction.atomic():
+        fresh = Person.objects.select_for_update(no_key=True).get(pk=person.pk)
+        Token.objects.filter(person=fresh).delete()
+        Membership.objects.filter(person=fresh).delete()
+        fresh.username = f"erased-{fresh.opaque_id.hex[:12]}"
+        fresh.first_name = fresh.last_name = fresh.email = ""
+        fresh.is_active = fresh.is_staff = fresh.is_superuser = False
+        fresh.last_login = None
+        fresh.set_unusable_password()  # ends their sessions, too
+        fresh.save()
+    return fresh
