@@ -14,6 +14,7 @@ from andon.wire_version import VERSION
 # name → (module with add_arguments(parser) and run(args), what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
     "detect": ("andon.detect.command", "judge a series: findings as JSON lines; exit 1 on a halt"),
+    "agent": ("andon.agent.command", "hold and upload evidence from this node"),
     "replay": ("andon.replay", "post a recording through the real client"),
     "verify": ("andon.bag", "check an exported evidence bag offline"),
     "permit": ("andon.permit", "check a permit offline: andon permit verify FILE"),

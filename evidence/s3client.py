@@ -62,7 +62,12 @@ def parse(url: str) -> Place:
 
 @cache
 def client(place: Place, *, quick: bool = False) -> "S3Client":
-    """Return a client. Credentials not in the URL come from boto3's own chain.
+    """Return the process's client of a place (see `make`)."""
+    return make(place, quick=quick)
+
+
+def make(place: Place, *, quick: bool = False) -> "S3Client":
+    """Return a new client. Credentials not in the URL come from boto3's own chain.
 
     A `quick` one asks once and waits 2 s: for health checks, which must answer while the store does not.
 

@@ -1,0 +1,62 @@
+"""`andon agent`: the command."""
+
+import argparse
+import logging
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from andon.agent.loop import NodeAgent, Settings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "andon" / "agent"
+    parser.add_argument("--url", required=True, help="the server, e.g. https://andon.example.org")
+    parser.add_argument("--run", required=True, help="the run's name")
+    parser.add_argument("--node", default=socket.gethostname(), help="as the trainer names it (%(default)s)")
+    parser.add_argument(
+        "--root", action="append", required=True, type=Path, help="a directory it may serve; may be repeated"
+    )
+    parser.add_argument("--state", type=Path, default=state, help="its own directory (%(default)s)")
+    parser.add_argument("--secret-file", type=Path, help="holds the run's whsec_…; default: ANDON_RUN_SECRET")
+    parser.add_argument(
+        "--max-mb-per-s", type=float, default=0.0, help="megabytes per second at most; 0 = no cap of its own"
+    )
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two questions at most")
+    parser.add_argument(
+        "--uploads", type=int, default=4, help="files under way at the same time (%(default)s)"
+    )
+    parser.add_argument("--once", action="store_true", help="end when nothing is wanted any more")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run until SIGTERM. Returns 0, or 2 for wrong use."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        secret = args.secret_file.read_text("utf-8").strip() if args.secret_file else ""
+        secret = secret or os.environ.get("ANDON_RUN_SECRET", "")
+        for root in args.root:
+            if not root.is_absolute():
+                raise ValueError(f"--root {root}: must be absolute")
+        agent = NodeAgent(
+            Settings(
+                url=args.url,
+                run=args.run,
+                secret=secret,
+                node=args.node,
+                roots=tuple(args.root),
+                state=args.state,
+                max_mb_per_s=args.max_mb_per_s,
+                every_s=args.every,
+                uploads=max(1, args.uploads),
+            )
+        )
+    except (OSError, ValueError) as error:
+        sys.stderr.write(f"andon agent: {error}\n")
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: agent.stop())
+    agent.run(once=args.once)
+    return 0

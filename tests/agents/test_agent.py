@@ -1,0 +1,202 @@
+"""The agent as a process beside a real server: it holds, masks and uploads, and survives being killed."""
+
+import os
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from django.utils import timezone
+
+from evidence.custody import verify_custody
+from evidence.gates import resume_gate
+from evidence.models import Agent, AgentTask, Item, StoredObject
+from evidence.vault import vault
+from tests.agents.beside import Node, contain, states, suspect, work_until
+from tests.evidence import world
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+LAST_GOOD = "last_good_checkpoint"
+
+
+def checkpoint(node: Node, step: int = 900, **more: int) -> dict[str, str]:
+    """Commit a checkpoint on the node's disk; returns the digest of each file."""
+    directory, table = world.write_checkpoint(node.disk, step, **more)
+    world.commit(node.run, step, directory.as_uri(), table, read_back=True)
+    return {str(entry["path"]): str(entry["sha256"]) for entry in table}
+
+
+def stored(item: Item) -> dict[str, str]:
+    return dict(StoredObject.objects.filter(item=item).values_list("path", "sha256"))
+
+
+def text_of(item: Item, path: str) -> bytes:
+    one = StoredObject.objects.get(item=item, path=path)
+    return vault().open(one.key, one.version_id).read()
+
+
+def test_a_checkpoint_on_a_nodes_disk_is_held_uploaded_and_sealed(node: Node, vault_dir: Path) -> None:
+    digests = checkpoint(node)
+    dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
+    node.agent()
+    work_until(lambda: dossier.items.get().held_at is not None)
+    item = dossier.items.get()
+    assert item.protected_by["nodes"] == ["n1"]
+    assert {entry["node"] for entry in item.files} == {"n1"}
+    # Rotation deletes meanwhile: the held tree keeps the bytes, and the upload comes from there.
+    shutil.rmtree(node.disk / "step-00000900")
+    work_until(lambda: states(dossier)[LAST_GOOD] == "sealed")
+    kept = stored(dossier.items.get())
+    assert kept.pop("commit.json")
+    assert kept == digests
+    assert resume_gate(dossier).open
+    assert verify_custody(dossier) == []
+    assert not list((vault_dir / "incoming" / "uploads").iterdir())
+
+
+def test_logs_are_masked_on_the_node_whole_for_suspects_and_the_end_of_others(
+    node: Node, vault_dir: Path
+) -> None:
+    suspect(node.run, 3)
+    line = b"step 1 loss 2.5 " + b"." * 100 + b"\n"
+    for rank in range(4):
+        log = node.disk / f"rank{rank}.log"
+        log.write_bytes(line * 5000 + b"the end HF_TOKEN=hf_" + b"q" * 34 + b"\n")
+        told = {"kind": "rank_log", "uri": log.as_uri(), "rank": rank, "node": "n1"}
+        world.post(node.run, "artifact.available", data=told)
+    contain(node.run)
+    dossier = world.open_dossier(node.run, rules=world.policy("rank_logs"))
+    world.age(dossier, 60)
+    node.agent()
+    work_until(lambda: states(dossier)["rank_logs"] == "sealed")
+    item = dossier.items.get()
+    for rank in range(4):
+        kept = text_of(item, f"rank-{rank:05d}/rank{rank}.log")
+        assert kept.endswith(b"the end HF_TOKEN=[masked]\n")
+        whole = len(kept) > len(line) * 5000
+        assert whole is (rank in {2, 3})  # the first bad rank and its neighbour on node n1
+        assert whole or kept.startswith(b"[the last 204800 of ")
+    # Not even in the parts, and nothing of it stays on the node.
+    assert not any(b"hf_qqq" in file.read_bytes() for file in vault_dir.rglob("*") if file.is_file())
+    work_until(lambda: not list((node.state / "copies").iterdir()))
+
+
+# Where an agent is killed: in front of these functions, after so many calls of them.
+STAGES = {
+    "before it asked": ("andon.agent.server/Server:wanted", 0),
+    "before the first link": ("andon.held_tree:_hold", 0),
+    "between two links": ("andon.held_tree:_hold", 2),
+    "before the tree is read-only": ("andon.held_tree:_freeze", 0),
+    "held, and not reported": ("andon.agent.holding/Holder:_report", 0),
+    "before the digests": ("andon.agent.uploading:_digests", 0),
+    "before an upload begins": ("andon.agent.uploading/Uploader:_send", 0),
+    "before the first part": ("andon.agent.putting/Putter:put", 0),
+    "between two parts": ("andon.agent.putting/Putter:put", 3),
+    "all parts sent, and not said": ("andon.agent.uploading/Uploader:_settle", 0),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_agent_killed_at_any_stage_goes_on_after_a_restart(
+    stage: str, node: Node, vault_dir: Path
+) -> None:
+    digests = checkpoint(node, size=9 << 20, files=2)  # two parts each
+    dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
+    where, after = STAGES[stage]
+    agent = node.agent("--uploads", "1", stage=where, after=after)
+    reached: list[str] = []
+
+    def stopped() -> bool:
+        assert agent.stdout is not None
+        os.set_blocking(agent.stdout.fileno(), False)
+        reached.append(agent.stdout.readline())
+        return "here\n" in reached
+
+    work_until(stopped)
+    assert states(dossier)[LAST_GOOD] != "sealed"
+    node.kill()
+    node.agent()
+    work_until(lambda: states(dossier)[LAST_GOOD] == "sealed")
+    kept = stored(dossier.items.get())
+    assert kept.pop("commit.json")
+    assert kept == digests
+    assert dossier.custody.filter(what="held").count() == 1
+    assert dossier.seals.count() == 1
+    assert verify_custody(dossier) == []
+
+
+def test_an_agent_that_is_gone_is_said_and_given_up_at_the_deadline(node: Node, vault_dir: Path) -> None:
+    checkpoint(node)
+    dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
+    work_until(lambda: dossier.items.get().silent_since is not None)
+    says = resume_gate(dossier).lines[0].says
+    assert "silent since" in says
+    assert "no agent of this run has asked" in dossier.items.get().why
+    node.agent(stage="andon.agent.uploading/Uploader:_send")
+    work_until(lambda: dossier.items.get().state == "collecting")
+    node.kill()
+    Agent.objects.update(seen_at=timezone.now() - timedelta(minutes=5))
+    AgentTask.objects.update(seen_at=None)
+    work_until(lambda: dossier.items.get().silent_since is not None)
+    item = dossier.items.get()
+    assert item.silent_since == Agent.objects.get().seen_at
+    assert item.why.startswith("the agent of n1 has been silent since ")
+    Item.objects.update(deadline=timezone.now())
+    work_until(lambda: states(dossier)[LAST_GOOD] == "missing")
+    assert "silent since" in dossier.items.get().why
+    assert verify_custody(dossier) == []
+
+
+def test_a_shard_changed_in_place_after_the_hold_is_found_and_gives_way(node: Node, vault_dir: Path) -> None:
+    checkpoint(node, 800)
+    checkpoint(node, 900)
+    dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
+    agent = node.agent(stage="andon.agent.uploading:_digests")
+    work_until(lambda: dossier.items.get().held_at is not None)
+    shard = node.disk / "step-00000900" / "shard-00001.bin"
+    shard.chmod(0o644)
+    body = bytearray(shard.read_bytes())
+    body[7] ^= 1
+    with shard.open("r+b") as file:
+        file.write(body)
+    assert agent.poll() is None
+    node.kill()
+    node.agent()
+    work_until(lambda: dossier.items.filter(state="sealed").exists())
+    assert dossier.items.get(state="sealed").source["step"] == 800
+    old = dossier.items.exclude(state="sealed").get()
+    assert (old.state, "committed with" in old.why) == ("missing", True)
+    assert verify_custody(dossier) == []
+
+
+def test_paths_outside_the_agents_roots_are_declined_and_said(
+    node: Node, vault_dir: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "node" / "secret.log").write_text("not yours")
+    (node.disk / "link.log").symlink_to(tmp_path / "node" / "secret.log")
+    told = {"kind": "rank_log", "uri": f"file://{node.disk}/link.log", "rank": 0, "node": "n1"}
+    world.post(node.run, "artifact.available", data=told)
+    contain(node.run)
+    dossier = world.open_dossier(node.run, rules=world.policy("rank_logs"))
+    world.age(dossier, 60)
+    node.agent()
+    work_until(lambda: states(dossier)["rank_logs"] == "missing")
+    assert "under none of this agent's roots" in dossier.items.get().why
+    assert not list(vault_dir.glob("objects/evidence/**/*"))
+
+
+def test_a_snapshot_on_a_node_is_listed_held_and_kept_as_it_is(node: Node, vault_dir: Path) -> None:
+    directory, table = world.write_checkpoint(node.disk / "snapshot", 999)
+    (directory / "empty.bin").touch()
+    told = {"kind": "halt_snapshot", "uri": directory.as_uri(), "node": "n1"}
+    world.post(node.run, "artifact.available", data=told)
+    dossier = world.open_dossier(node.run, rules=world.policy("halt_snapshot"))
+    world.age(dossier, 60)
+    node.agent()
+    work_until(lambda: AgentTask.objects.filter(act="hold").exclude(done_at=None).exists())
+    shutil.rmtree(directory)
+    work_until(lambda: states(dossier)["halt_snapshot"] == "sealed")
+    kept = stored(dossier.items.get())
+    assert {str(entry["path"]): str(entry["sha256"]) for entry in table}.items() <= kept.items()
+    assert text_of(dossier.items.get(), "empty.bin") == b""
