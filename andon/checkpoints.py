@@ -15,6 +15,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -281,25 +282,32 @@ def read_arrays(directory: Path, name: str) -> dict[str, np.ndarray]:
         return {key: arrays[key] for key in arrays.files}
 
 
+# An allow holds for ten minutes on the server; a process that was stopped in between asks again.
+ALLOW_S = 540.0
+
+
 def delete(directory: Path, gate: DeletionGate | None) -> tuple[bool, str]:
     """Delete a checkpoint if the deletion gate allows it. Returns (deleted, why or why not).
 
-    Keeps it when there is no gate to ask, when the gate cannot be reached, and when the answer does
-    not name this URI: a checkpoint too many costs disk, one too few costs the run.
+    Keeps it when there is no gate to ask, when the gate cannot be reached, and when the answer is not a
+    plain yes to this URI: a checkpoint too many costs disk, one too few costs the run.
     """
     uri = directory.resolve().as_uri()
     if gate is None:
         return False, "kept: nobody to ask"
+    asked_s = time.monotonic()
     try:
-        items = gate.deletions([uri])
+        named = [item for item in gate.deletions([uri]) if item.get("uri") == uri]
     except Exception as error:  # whatever went wrong, nothing allowed it
         return False, f"kept: the deletion gate did not answer ({error})"
-    for item in items:
-        if item.get("uri") == uri and item.get("allow") is True:
-            # The manifest goes first: a half-deleted directory is then not committed.
-            (directory / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(directory)
-            return True, "allowed by the deletion gate"
-        if item.get("uri") == uri:
-            return False, f"kept: {item.get('reason') or 'the deletion gate said no'}"
-    return False, "kept: the answer does not name this checkpoint"
+    if not named:
+        return False, "kept: the answer does not name this checkpoint"
+    no = next((item for item in named if item.get("allow") is not True), None)
+    if no is not None:
+        return False, f"kept: {no.get('reason') or 'the deletion gate said no'}"
+    if time.monotonic() - asked_s > ALLOW_S:
+        return False, "kept: the answer came too late to count"
+    # The manifest goes first: a half-deleted directory is then not committed.
+    (directory / MANIFEST).unlink(missing_ok=True)
+    shutil.rmtree(directory)
+    return True, "allowed by the deletion gate"

@@ -108,8 +108,8 @@ class EvidenceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deadline_s: float = 3600.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.retain_days <= _MOST_RETAIN_DAYS:
-            raise ValueError(f"{self.kind}: retain_days must be 0 to {_MOST_RETAIN_DAYS}")
+        if not 1 <= self.retain_days <= _MOST_RETAIN_DAYS:
+            raise ValueError(f"{self.kind}: retain_days must be 1 to {_MOST_RETAIN_DAYS}")
         if self.lock == "compliance" and self.kind in NEVER_COMPLIANCE:
             raise ValueError(f"{self.kind}: never under compliance, it must stay erasable")
 
@@ -137,6 +137,12 @@ class RateRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     large_burst: int = 2000
 
 
+class AgentRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the agents on the nodes may take of the network while they upload evidence."""
+
+    upload_mb_per_s: float = 0.0  # megabytes per second and node; 0 = as fast as it goes
+
+
 DEFAULT_MODES: dict[str, Mode] = {
     "nonfinite": "act",
     "spike": "observe",
@@ -150,15 +156,26 @@ DEFAULT_MODES: dict[str, Mode] = {
 
 # In order of volatility: what vanishes first is asked for first. A `required` item that is not
 # applicable or not offered by the trainer is shown as such and satisfies or blocks the gate by
-# its state, never by being left out.
+# its state, never by being left out. What no common trainer tells is optional: it is kept when it is
+# there, and is shown as missing with a sentence when it is not. Raw samples are kept only where a
+# policy names them (`raw_samples`).
 DEFAULT_EVIDENCE: tuple[EvidenceRule, ...] = (
     EvidenceRule("halt_snapshot", required=False),
+    EvidenceRule("flight_recorder", required=False),
     EvidenceRule("rank_logs", lock="none"),
     EvidenceRule("hardware_records", required=False, lock="none"),
     EvidenceRule("last_good_checkpoint"),
     EvidenceRule("first_bad_checkpoint"),
     EvidenceRule("checkpoint_ladder", required=False),
+    *(
+        EvidenceRule(f"{part}_state", required=False)
+        for part in ("optimizer", "scaler", "rng", "loader", "ema", "router")
+    ),
     EvidenceRule("batch_ids", lock="none"),
+    EvidenceRule("batch_statistics", required=False, lock="none"),
+    EvidenceRule("data_shards", required=False, lock="none"),
+    EvidenceRule("tokenizer", required=False),
+    EvidenceRule("mixture", required=False),
     EvidenceRule("norms"),
     EvidenceRule("schedule"),
     EvidenceRule("code_and_config", required=False),
@@ -183,6 +200,7 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     cost: CostRules = CostRules()
     caps: Caps = Caps()
     rate: RateRules = RateRules()
+    agent: AgentRules = AgentRules()
     vault: VaultRules = VaultRules()
     evidence: tuple[EvidenceRule, ...] = DEFAULT_EVIDENCE
     event_window_steps: int = 128  # how much of the event log and of the norms is frozen around b

@@ -363,6 +363,7 @@ _SWEEPS_S = {
     "runs.tasks.forget_receipts": 3600,
     # Asks once for each night (UTC), whichever hour the scheduler was up.
     "evidence.tasks.sweep_fixity": 3600,
+    "evidence.tasks.sweep_vault": 3600,
 }
 CELERY_BEAT_SCHEDULE = {
     name: {"task": name, "schedule": timedelta(seconds=every_s), "options": {"expires": every_s}}

@@ -12,6 +12,8 @@ from runs.locks import lock_run
 from runs.models import Attempt, Person, Role, Run
 from runs.policies import policy_for
 
+__all__ = ["Refused", "note_access", "open_dossier", "waive"]
+
 _MOST_STEPS = 2**31 - 1  # no run has more, and the margin's column holds no more
 
 

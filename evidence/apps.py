@@ -10,4 +10,12 @@ class EvidenceConfig(AppConfig):
 
     def ready(self) -> None:
         """Register checks, receivers and the handlers of this app's work."""
-        from evidence import checks, collecting, receivers, verify_checkpoints  # noqa: F401
+        from evidence import (  # noqa: F401
+            checks,
+            collecting,
+            fixity,
+            receivers,
+            release,
+            retention,
+            verify_checkpoints,
+        )

@@ -15,11 +15,8 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from andon import chain
-from evidence import custody, seals
+from evidence import custody, retention, seals
 from evidence.gathering import (
-    DoesNotApply,
-    Nothing,
-    NotYet,
     Piece,
     gather,
     held_pieces,
@@ -29,9 +26,12 @@ from evidence.gathering import (
 )
 from evidence.hashing import digest_of
 from evidence.holding import changed_since, hold_tree
+from evidence.holds import hold_uris
 from evidence.kinds import CHECKPOINT_KINDS
 from evidence.models import Dossier, Hold, Item, StoredObject
-from evidence.plan import START, hold_uris, settle_checkpoints
+from evidence.outcomes import DoesNotApply, Nothing, NotYet
+from evidence.plan import START
+from evidence.settling import settle_checkpoints
 from evidence.sources import SourceError
 from evidence.vault import BytesDiffer, Stored, VaultError, key_for, vault
 from evidence.vault_probe import ask_if_old, newest_result
@@ -104,7 +104,7 @@ def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
     except NotYet as wait:
         _wait(item, lease, wait.says, wait.after_s)
     except DoesNotApply as reason:
-        _end(item, lease, Item.State.NOT_APPLICABLE, str(reason))
+        _end(item, lease, Item.State.NOT_APPLICABLE, str(reason), reason.shown_by)
     except Nothing as reason:
         _end(item, lease, Item.State.MISSING, str(reason))
     except BytesDiffer as error:
@@ -316,18 +316,22 @@ def _finish(item: Item, lease: Lease, pieces: list[Piece]) -> None:
             },
         )
         seals.seal(fresh.dossier, [fresh])
+        if (fresh.retain_until, fresh.lock) != (item.retain_until, item.lock):
+            retention.ask(fresh)  # a later date was promised while its bytes were copied under the earlier
 
 
 # --- ends and waits
 
 
-def _end(item: Item, lease: Lease, state: str, why: str) -> None:
+def _end(item: Item, lease: Lease, state: str, why: str, shown_by: dict[str, object] | None = None) -> None:
     with _locked(item, lease) as fresh:
         if fresh.state in seals.FINAL:
             return
-        fresh.state, fresh.why = state, why
+        proof = {"shown_by": shown_by} if shown_by else {}
+        what = str(state).replace("_", " ")
+        row = custody.append(fresh.dossier, what, item_name=fresh.name, data={"why": why} | proof)
+        fresh.state, fresh.why = state, f"{why} (custody row {row.seq})" if proof else why
         fresh.save()
-        custody.append(fresh.dossier, str(state).replace("_", " "), item_name=fresh.name, data={"why": why})
         seals.seal(fresh.dossier)
 
 

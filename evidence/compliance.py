@@ -1,8 +1,8 @@
 """COMPLIANCE: a lock that nobody can take off again, not even the store's owner.
 
 So the policy only asks for it. Until two people have confirmed it for the very bytes and dates they
-were shown, within a budget of bytes times days, the objects are locked under governance; a lock can be
-made stronger later, never weaker.
+were shown, within a budget of bytes times days, the objects are under a legal hold, which has no date.
+That happens once the dossier is closed, when the dates are final.
 """
 
 from typing import Any
@@ -25,8 +25,7 @@ def wanted(dossier: Dossier) -> list[Item]:
     """Return the sealed items whose policy asks for COMPLIANCE and that are not confirmed yet."""
     asked = set(dossier.plan.get("compliance_asked", [])) - NEVER_COMPLIANCE
     return list(
-        Item.objects.filter(dossier=dossier, kind__in=asked, state=Item.State.SEALED)
-        .exclude(lock="compliance")
+        Item.objects.filter(dossier=dossier, kind__in=asked, state=Item.State.SEALED, lock="legal_hold")
         .defer("files", "source")
         .order_by("order", "id")
     )
@@ -36,8 +35,9 @@ def why_not(dossier: Dossier) -> Reason:
     """Return what stands in the way of locking a dossier's items for good, None when nothing does."""
     if dossier.released_at is not None:
         return "released", "It was released."
-    items = wanted(dossier)
-    if not items:
+    if dossier.closed_at is None:
+        return "open", "It is still open, so its dates are not final."
+    if not wanted(dossier):
         return "nothing", "No sealed item's policy asks for COMPLIANCE, or all have it."
     budget = policy_for(dossier.run_id).vault.compliance_gb_days
     used, more = gb_days_used(dossier), int(_subject(dossier)["gb_days"])

@@ -10,7 +10,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from evidence.kinds import CHECKPOINT_KINDS
-from evidence.models import DeletionAllow, Dossier, Hold, Item
+from evidence.models import DeletionAllow, Dossier, GateUse, Hold, Item
 from evidence.uris import UnusableUri, ancestors, covers, normalise, spellings
 from runs.directives import current
 from runs.locks import lock_run
@@ -20,6 +20,9 @@ from runs.models import Checkpoint, Run
 # first would idle a fleet for hours. Everything else must be sealed.
 HELD_IS_ENOUGH_ABOVE_BYTES = 100 * 10**9
 ALLOW_FOR = timedelta(minutes=10)
+# A run that did not ask the deletion gate for this long may be deleting without it.
+GATE_USED_WITHIN = timedelta(days=7)
+_NOTE_USE_EVERY = timedelta(minutes=1)
 _HOLDS_PER_QUERY = 200
 
 
@@ -62,7 +65,8 @@ class Answer(TypedDict):
 def resume_gate(dossier: Dossier) -> Gate:
     """Return whether the evidence lets the run go on, with one line per required item."""
     items = Item.objects.filter(dossier=dossier, required=True).defer("files", "source")
-    lines = tuple(_line(item) for item in items)
+    asks = uses_gate(dossier.run_id)
+    lines = tuple(_line(item, asks) for item in items)
     return Gate(open=all(line.satisfied for line in lines), lines=lines)
 
 
@@ -76,8 +80,32 @@ def held_is_enough(item: Item) -> bool:
     )
 
 
-def _line(item: Item) -> GateLine:
+def uses_gate(run_id: int, now: datetime | None = None) -> bool:
+    """Return whether a run's checkpoint manager asks before it deletes, as far as it was ever seen to."""
+    since = (now or timezone.now()) - GATE_USED_WITHIN
+    return GateUse.objects.filter(run_id=run_id, asked_at__gte=since).exists()
+
+
+def unprotected(item: Item, *, asks: bool) -> str:
+    """Return "not protected until copied" where neither a lock nor the gate keeps a checkpoint's bytes.
+
+    "" when something does, when its bytes are in the vault, and for what is no stored checkpoint.
+
+    Args:
+        asks: what `uses_gate` says of the run.
+    """
+    if item.kind not in CHECKPOINT_KINDS - {"halt_snapshot"}:
+        return ""
+    if item.state not in {Item.State.PLANNED, Item.State.HELD, Item.State.COLLECTING}:
+        return ""
+    locked = item.protected_by.get("how", "none") != "none"
+    return "" if locked or asks else "not protected until copied"
+
+
+def _line(item: Item, asks: bool) -> GateLine:
     satisfied, says = _judge(item)
+    bare = "" if satisfied else unprotected(item, asks=asks)
+    says = f"{says}; {bare}" if bare else says
     waived = item.waived_at is not None
     if not satisfied and waived:
         satisfied, says = True, f"waived: {item.waived_why}"
@@ -121,6 +149,8 @@ def may_delete(*, run: Run, uris: Sequence[str]) -> list[Answer]:
     with transaction.atomic():
         lock_run(run.pk)
         now = timezone.now()
+        if not GateUse.objects.filter(run=run, asked_at__gt=now - _NOTE_USE_EVERY).exists():
+            GateUse.objects.update_or_create(run=run, defaults={"asked_at": now})
         asked = {uri: _spellings_or_reason(uri) for uri in uris}
         wanted = {one for names in asked.values() if isinstance(names, list) for one in names}
         holds = holds_touching(wanted)

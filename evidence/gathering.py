@@ -9,15 +9,17 @@ from typing import Any
 from django.utils import timezone
 
 from andon.masking import mask_lines, read_lines
-from evidence import artifacts, sources
-from evidence.containment import contained, update_was_skipped
-from evidence.kinds import CHECKPOINT_KINDS
+from evidence import artifacts, checkpoint_views, data_records, records, sources
+from evidence.containment import contained, containment_of, skipped_update
+from evidence.kinds import CHECKPOINT_KINDS, KINDS, OFFERED_KINDS, VIEW_KINDS
 from evidence.models import Dossier, Item
-from evidence.records import GATHERERS, NOTHING
+from evidence.outcomes import DoesNotApply, Nothing, NotYet
 from evidence.sources import FileSource, Source, SourceError, child
 from runs.models import Attempt, Checkpoint
 from runs.queries import first_bad
 
+GATHERERS = records.GATHERERS | data_records.GATHERERS | dict.fromkeys(VIEW_KINDS, checkpoint_views.view)
+NOTHING = records.NOTHING | data_records.NOTHING  # what to say when nobody posted such a thing
 # Other ranks' last posts are under way when the first one opens the dossier.
 SETTLE = timedelta(seconds=3)
 # Ranks that are still writing their logs get this long, unless the run is contained sooner.
@@ -26,23 +28,6 @@ LOG_PATIENCE = timedelta(seconds=20)
 OFFER_PATIENCE = timedelta(seconds=10)
 # Whole logs of suspects, their node and groups; of the others the end.
 LOG_TAIL_BYTES = 200 * 1024
-
-
-class NotYet(Exception):
-    """The item's content is not there yet; `after_s` is when to look again."""
-
-    def __init__(self, says: str, after_s: float = 2.0) -> None:
-        super().__init__(says)
-        self.says = says
-        self.after_s = after_s
-
-
-class Nothing(Exception):
-    """There is no such evidence and there will be none: the item is missing, and says why."""
-
-
-class DoesNotApply(Exception):
-    """The item is not applicable, and says why; that satisfies the gate."""
 
 
 @dataclass(frozen=True)
@@ -87,11 +72,16 @@ def wait_for_checkpoint(item: Item, dossier: Dossier) -> None:
     """
     if item.kind == "first_bad_checkpoint":
         step = dossier.first_bad_step
-        if update_was_skipped(dossier):
-            raise DoesNotApply(f"contained before the update of step {step}: the update was skipped")
-        how = contained(dossier)
+        skipped = skipped_update(dossier)
+        if skipped is not None:
+            raise DoesNotApply(f"contained before the update of step {step}: the update was skipped", skipped)
+        how = containment_of(dossier)
         if how is not None:
-            raise DoesNotApply(f"contained before a checkpoint of step {step} or later was committed: {how}")
+            never = how.step is not None and step is not None and how.step < step
+            before = f"the update of step {step}"
+            if not never:
+                before = f"a checkpoint of step {step} or later was committed"
+            raise DoesNotApply(f"contained before {before}: {how.says}", how.shown_by)
         raise NotYet(item.why or f"no checkpoint of step {step} or later is committed yet")
     if item.source.get("undecided"):
         raise NotYet(item.why or "its checkpoint is being verified")
@@ -121,7 +111,7 @@ def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
     if now < dossier.opened_at + SETTLE:
         raise NotYet("waiting for the last posts to arrive", after_s=1)
     artifacts.refresh(dossier)
-    if item.kind in {"rank_logs", "halt_snapshot"}:
+    if item.kind in OFFERED_KINDS:
         _wait_for_offer(item, dossier)
     if item.kind == "rank_logs" and contained(dossier) is None and now < dossier.opened_at + LOG_PATIENCE:
         raise NotYet("ranks are still writing their logs")
@@ -136,7 +126,7 @@ def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
         return pieces
     if item.kind == "hardware_records" and _has_no_gpu(dossier):
         raise DoesNotApply("the launch reported nodes without GPUs")
-    if write is None and item.kind not in {"rank_logs", "halt_snapshot"}:
+    if item.kind not in KINDS:
         raise Nothing(f"this server does not know how to collect {item.kind!r}")
     raise Nothing(NOTHING[item.kind])
 

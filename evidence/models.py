@@ -55,6 +55,7 @@ class Item(models.Model):
     digest = models.CharField(max_length=64, blank=True)  # of the file table, once known
     # What keeps the source's bytes from being lost until they are copied: {"how", "says", ...}
     protected_by = models.JSONField(default=dict)
+    # "none", "governance", "legal_hold" (until two people confirm compliance) or "compliance"
     lock = models.CharField(max_length=12, default="governance")
     retain_days = models.PositiveIntegerField(default=30)  # after close-out, as the policy said
     retain_until = models.DateTimeField(null=True)  # only ever later: a trigger refuses an earlier one
@@ -165,14 +166,36 @@ class GateUse(models.Model):
         return f"{self.run_id} asked at {self.asked_at}"
 
 
+class SampleKey(models.Model):
+    """The key that a dossier's raw samples are encrypted with. Erasing it erases them, wherever they lie."""
+
+    dossier = models.OneToOneField(Dossier, models.PROTECT, primary_key=True, related_name="sample_key")
+    key = models.BinaryField(null=True)  # AES-256; null once erased
+    made_at = models.DateTimeField()
+    erased_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(key__isnull=True, erased_at__isnull=False)
+                | Q(key__isnull=False, erased_at__isnull=True),
+                name="sample_key_or_erased",
+            )
+        ]
+
+    def __str__(self) -> str:
+        return f"sample key of dossier {self.dossier_id}"
+
+
 class VaultRequest(models.Model):
-    """A step that needs two people: one asks, another agrees. Made by `evidence.release` and
-    `evidence.compliance`; every turn is a custody row."""
+    """A step that needs two people: one asks, another agrees. Made by `evidence.release`,
+    `evidence.compliance` and `evidence.samples`; every turn is a custody row."""
 
     class Kind(models.TextChoices):
         RELEASE = "release"
         DELETION = "deletion"
         COMPLIANCE = "compliance"
+        ERASURE = "erasure"
 
     class State(models.TextChoices):
         OPEN = "open"

@@ -60,7 +60,7 @@ def _of_attempt(rows: QuerySet[Any], attempt: int | None) -> QuerySet[Any]:
     return rows if attempt is None else rows.filter(attempt=attempt)
 
 
-def _paged(rows: QuerySet[Any]) -> Iterator[Any]:
+def paged(rows: QuerySet[Any]) -> Iterator[Any]:
     """Iterate by key: a server-side cursor would not survive a pooler in transaction mode."""
     last = 0
     while True:
@@ -99,7 +99,8 @@ def _canonical(document: Mapping[str, Any]) -> bytes:
         return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
-def _write_lines(path: Path, documents: Iterable[Mapping[str, Any]]) -> int:
+def write_lines(path: Path, documents: Iterable[Mapping[str, Any]]) -> int:
+    """Write a document per line in canonical form; returns how many, and leaves no file when none."""
     count = 0
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
@@ -115,7 +116,8 @@ def _write_document(path: Path, document: Mapping[str, Any]) -> None:
     path.write_bytes(json.dumps(mask_value(document), sort_keys=True, indent=1, default=str).encode() + b"\n")
 
 
-def _events(window: Window, *types: str) -> QuerySet[Event]:
+def events(window: Window, *types: str) -> QuerySet[Event]:
+    """Return the events of a window, of these types only when any are given."""
     rows = _of_attempt(Event.objects.filter(run_id=window.run_id), window.attempt)
     rows = rows.filter(type__in=types) if types else rows
     return rows.filter(step__gte=window.first, step__lte=window.last)
@@ -124,7 +126,7 @@ def _events(window: Window, *types: str) -> QuerySet[Event]:
 def event_log(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     """Every event of the window, those without a step from its time on, and the run's turning points."""
     window = window_of(dossier, item)
-    began: datetime | None = _events(window).aggregate(first=Min("received_at"))["first"]
+    began: datetime | None = events(window).aggregate(first=Min("received_at"))["first"]
     wanted = Q(type__in=_WHOLE_RUN)
     within = Q(step__gte=window.first, step__lte=window.last)
     if began is not None:
@@ -132,16 +134,16 @@ def event_log(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     if window.attempt is not None:
         within &= Q(attempt=window.attempt)
     rows = Event.objects.filter(run_id=window.run_id).filter(wanted | within)
-    count = _write_lines(spool / "events.ndjson", map(event_document, _paged(rows)))
+    count = write_lines(spool / "events.ndjson", map(event_document, paged(rows)))
     return ["events.ndjson"] if count else []
 
 
 def norms(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     """Frames of ranks and layers exactly as posted, and the step events that carry norms."""
     window = window_of(dossier, item)
-    rows = _events(window, "step").filter(Q(data__has_key="grad_norm") | Q(data__has_key="loss"))
+    rows = events(window, "step").filter(Q(data__has_key="grad_norm") | Q(data__has_key="loss"))
     written = []
-    if _write_lines(spool / "steps.ndjson", map(event_document, _paged(rows))):
+    if write_lines(spool / "steps.ndjson", map(event_document, paged(rows))):
         written.append("steps.ndjson")
     return written + _frames(window, ("rank", "layer"), spool)
 
@@ -192,21 +194,19 @@ def schedule(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     """Learning rate and loss scale by step, and declared boundaries."""
     window = window_of(dossier, item)
     carries = Q(data__has_key="lr") | Q(data__has_key="loss_scale")
-    rows = _events(window, "step", "schedule.boundary").filter(carries | Q(type="schedule.boundary"))
+    rows = events(window, "step", "schedule.boundary").filter(carries | Q(type="schedule.boundary"))
     return (
         ["schedule.ndjson"]
-        if _write_lines(spool / "schedule.ndjson", map(event_document, _paged(rows)))
+        if write_lines(spool / "schedule.ndjson", map(event_document, paged(rows)))
         else []
     )
 
 
 def batch_ids(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     """What each rank read: batch ids, lengths, fingerprints, and loader positions."""
-    rows = _events(window_of(dossier, item), "batch.seen", "loader.position")
+    rows = events(window_of(dossier, item), "batch.seen", "loader.position")
     return (
-        ["batches.ndjson"]
-        if _write_lines(spool / "batches.ndjson", map(event_document, _paged(rows)))
-        else []
+        ["batches.ndjson"] if write_lines(spool / "batches.ndjson", map(event_document, paged(rows))) else []
     )
 
 
@@ -214,7 +214,7 @@ def hardware_records(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     """Hardware events of the attempt and node frames of the window."""
     rows = _of_attempt(Event.objects.filter(run_id=dossier.run_id, type__in=_HARDWARE), dossier.attempt)
     written = []
-    if _write_lines(spool / "hardware.ndjson", map(event_document, _paged(rows))):
+    if write_lines(spool / "hardware.ndjson", map(event_document, paged(rows))):
         written.append("hardware.ndjson")
     return written + _frames(window_of(dossier, item), ("node",), spool)
 
@@ -267,17 +267,18 @@ def code_and_config(dossier: Dossier, item: Item, spool: Path) -> list[str]:
         "argv",
         "args",
     )
-    return _facts(dossier, spool, "code_and_config.json", names)
+    return facts(dossier, spool, "code_and_config.json", names)
 
 
 def environment(dossier: Dossier, item: Item, spool: Path) -> list[str]:
     """Image, packages, driver and library versions, environment variables (masked)."""
     names = ("environment", "environment_sha256", "env", "image", "packages", "python", "torch", "driver")
     more = ("cuda", "nccl", "versions", "host", "libraries")
-    return _facts(dossier, spool, "environment.json", names + more)
+    return facts(dossier, spool, "environment.json", names + more)
 
 
-def _facts(dossier: Dossier, spool: Path, name: str, names: tuple[str, ...]) -> list[str]:
+def facts(dossier: Dossier, spool: Path, name: str, names: tuple[str, ...]) -> list[str]:
+    """Write what launch and start events say under `names`, masked; [] when they say nothing."""
     told = _told(dossier, names)
     if not told:
         return []

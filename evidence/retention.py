@@ -79,7 +79,7 @@ def close_dossier(*, dossier: Dossier, person: Person, why: str) -> Dossier:
 
 
 def extend_retention(*, dossier: Dossier, person: Person, until: datetime, why: str) -> Dossier:
-    """Keep every item of a dossier until `until` at least; what is kept longer stays so.
+    """Keep the items of a dossier until `until` at least; what is kept longer stays so.
 
     Raises:
         Refused: not-allowed, reason-needed, released, not-later, too-far.
@@ -92,7 +92,8 @@ def extend_retention(*, dossier: Dossier, person: Person, until: datetime, why: 
             raise Refused("released", f"It was released on {fresh.released_at:%d %b %Y}.")
         if until > timezone.now() + _DECADE:
             raise Refused("too-far", "More than ten years ahead: a lock cannot be taken back.")
-        items = list(_items(fresh))
+        # What is under COMPLIANCE has the date two people confirmed; a legal hold keeps it beyond.
+        items = [item for item in _items(fresh) if item.lock != "compliance"]
         if not any(_is_later(until, item) for item in items):
             raise Refused("not-later", "Every item is kept that long already; no date moves earlier.")
         dates = {item.pk: until for item in items}
@@ -202,7 +203,7 @@ def follow(payload: Payload, lease: Lease) -> None:
                 "store_says": dict(says.most_common(5)),
             },
         )
-    if any(not _reaches(one, until) for one in extended):
+    if item.lock != "legal_hold" and any(not _reaches(one, until) for one in extended):
         log.warning("item %s: not everything is locked until %s: %s", item.pk, until.date(), dict(says))
 
 

@@ -25,6 +25,7 @@ _WORDS = {
     VaultRequest.Kind.RELEASE: "releasing it",
     VaultRequest.Kind.DELETION: "deleting what it stores",
     VaultRequest.Kind.COMPLIANCE: "locking it so that nobody can undo it",
+    VaultRequest.Kind.ERASURE: "erasing its raw samples",
 }
 # What stands in the way, as (code, sentence); None when nothing does.
 Reason = tuple[str, str] | None

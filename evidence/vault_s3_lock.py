@@ -44,6 +44,8 @@ class Locks:
         """Return the lock headers of a put or of starting an upload; some stores ignore them there."""
         if lock == "none" or until is None or not self.enabled:
             return {}
+        if lock == "legal_hold":
+            return {"ObjectLockLegalHoldStatus": "ON"}
         return {
             "ObjectLockMode": _mode(lock),
             "ObjectLockRetainUntilDate": until,
@@ -53,19 +55,23 @@ class Locks:
     def apply(self, key: str, version_id: str, lock: str, until: datetime | None) -> dict[str, Any]:
         """Put retention and a legal hold on one version, where they are not there already.
 
-        An earlier or equal date is never sent: nothing here can shorten a lock. Returns what protects
-        the version afterwards, as `read` does.
+        An earlier date or a weaker mode is never sent: nothing here can shorten a lock. A "legal_hold"
+        sets no date: stores refuse to turn GOVERNANCE into COMPLIANCE for whoever may not bypass it.
+        Returns what protects the version afterwards, as `read` does.
         """
         seen = self.read(key, version_id)
         if lock == "none" or until is None or not self.enabled or not version_id:
             return seen
-        later = seen["until"] is None or datetime.fromisoformat(seen["until"]) < until.replace(microsecond=0)
+        has = datetime.fromisoformat(seen["until"]) if seen["until"] else None
+        mode = "COMPLIANCE" if seen["mode"] == "COMPLIANCE" else _mode(lock)
+        later = has is None or has < until.replace(microsecond=0) or mode != seen["mode"]
+        later = later and lock != "legal_hold"
         if later:
             self.client.put_object_retention(
                 Bucket=self.bucket,
                 Key=key,
                 VersionId=version_id,
-                Retention={"Mode": seen["mode"] or "GOVERNANCE", "RetainUntilDate": until},
+                Retention={"Mode": mode, "RetainUntilDate": max(until, has or until)},
             )
         held = seen["legal_hold"] is True
         if not held:

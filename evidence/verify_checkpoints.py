@@ -1,8 +1,9 @@
 """Whether a committed checkpoint may be called verified: a claim with evidence, never assumed.
 
-Verified: every file of the commit manifest is present with its size and digest, and weights and
-moments are finite. Bytes are read here where this server may read them; that values are finite is
-the trainer's word, given when it read the files back at the commit.
+Verified: every file of the commit manifest is present with its size and digest, weights and moments
+are finite, and their norms lie inside the run's band. Bytes are read here where this server may read
+them; that values are finite, and their norms, are the trainer's word, given when it read the files back
+at the commit.
 """
 
 from typing import Any
@@ -20,6 +21,12 @@ from runs.signals import checkpoint_changed
 from runs.work import Lease, Payload, Retry, enqueue, handler
 
 VERIFY = "evidence.verify_checkpoint"
+# A run's band: the norms of its last verified checkpoints, ten times either way. Between neighbours the
+# norm of the weights moves by percents and that of the moments by a few times; a flipped exponent bit or
+# a part that was not restored moves them by orders of magnitude.
+BAND_OF = 5
+BAND_FROM = 3
+BAND_FACTOR = 10.0
 
 
 class _Bad(Exception):
@@ -41,10 +48,11 @@ def verify(payload: Payload, lease: Lease) -> None:
     checkpoint = Checkpoint.objects.filter(pk=int(str(payload["checkpoint"]))).first()
     if checkpoint is None or checkpoint.state != Checkpoint.State.COMMITTED:
         return
-    told = _told(checkpoint)
+    told = told_of(checkpoint)
     seen: dict[str, Any] = {"manifest": str(told.get("manifest") or "")}
     try:
         seen |= _finite(told)
+        seen |= _norms(checkpoint, told)
         seen |= _files(checkpoint, told)
     except _Bad as reason:
         _set(checkpoint, lease, Checkpoint.State.BAD, seen | {"failed": str(reason)})
@@ -60,7 +68,8 @@ def verify(payload: Payload, lease: Lease) -> None:
         _set(checkpoint, lease, Checkpoint.State.VERIFIED, seen)
 
 
-def _told(checkpoint: Checkpoint) -> dict[str, Any]:
+def told_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what the commit of a checkpoint told: the data of its event, what it says of itself on top."""
     rows = Event.objects.filter(
         run_id=checkpoint.run_id,
         attempt=checkpoint.attempt,
@@ -84,6 +93,44 @@ def _finite(told: dict[str, Any]) -> dict[str, Any]:
     if says is not True:
         raise _Undecidable("the trainer did not say whether weights and moments are finite")
     return {"finite": True, "finite_by": "trainer"}
+
+
+def _norms(checkpoint: Checkpoint, told: dict[str, Any]) -> dict[str, Any]:
+    """Compare the norms told at the commit with those of the run's last verified checkpoints.
+
+    Too few of these, or no norms told: no band, and nothing is claimed.
+    """
+    told_norms = told.get("norms")
+    norms = {part: float(value) for part, value in _numbers(told_norms)}
+    if not norms:
+        return {}
+    before = Checkpoint.objects.filter(
+        run_id=checkpoint.run_id,
+        state=Checkpoint.State.VERIFIED,
+        step__lt=checkpoint.step,
+        verification__has_key="norms",
+    )
+    history = list(before.order_by("-step", "-id").values_list("verification__norms", flat=True)[:BAND_OF])
+    for part, value in norms.items():
+        known = [float(one) for row in history for name, one in _numbers(row) if name == part]
+        if len(known) < BAND_FROM:
+            continue
+        low, high = min(known) / BAND_FACTOR, max(known) * BAND_FACTOR
+        if not low <= value <= high:
+            raise _Undecidable(
+                f"the norm of its {part} is {value:.4g}, outside the run's band of {low:.4g} to {high:.4g}"
+            )
+    return {"norms": norms, "norms_in_band": len(history) >= BAND_FROM}
+
+
+def _numbers(norms: object) -> list[tuple[str, float]]:
+    if not isinstance(norms, dict):
+        return []
+    return [
+        (str(part), value)
+        for part, value in norms.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    ]
 
 
 def _files(checkpoint: Checkpoint, told: dict[str, Any]) -> dict[str, Any]:

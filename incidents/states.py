@@ -5,6 +5,8 @@ from typing import Any
 
 from django.utils import timezone
 
+from evidence import custody, retention
+from evidence.models import Dossier
 from incidents.models import Incident, StateChange, TimelineEntry
 from runs.models import Person
 
@@ -43,7 +45,17 @@ def move(
         setattr(incident, name, value)
     StateChange.objects.create(incident=incident, before=before, after=after, at=now, person=person, why=why)
     record(incident, kind="state", text=f"{before} → {after}" + (f": {why}" if why else ""), person=person)
+    if after in (S.RESOLVED, S.FALSE_ALARM):
+        _close_out(incident, person, why)
     return True
+
+
+def _close_out(incident: Incident, person: Person | None, why: str) -> None:
+    """Keep the evidence for the policy's days from now on: until here its locks had short dates."""
+    who = str(person.opaque_id) if person else custody.ANDON
+    said = f"incident {incident.pk} {incident.state.replace('_', ' ')}" + (f": {why}" if why else "")
+    for dossier in Dossier.objects.filter(pk__in=[incident.dossier_id, *incident.earlier_dossiers]):
+        retention.close_out(dossier, why=said, who=who)
 
 
 def record(

@@ -1,9 +1,11 @@
 """A vault and a place for checkpoints, both real."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from django.conf import LazySettings
+from django.utils import timezone
 
 from tests.servers import S3
 
@@ -36,3 +38,22 @@ def vault_s3(s3_endpoint: S3, s3_bucket: str, tmp_path: Path, settings: LazySett
     settings.VAULT_URL = s3_url(s3_endpoint, s3_bucket)
     settings.DATA_DIR = tmp_path / "data"
     return s3_bucket
+
+
+class Clock:
+    """How far ahead of the real time Django's is."""
+
+    def __init__(self) -> None:
+        self.ahead = timedelta()
+
+    def pass_days(self, days: float) -> None:
+        self.ahead += timedelta(days=days)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Lets days pass for whatever asks Django for the time; stores keep the real one."""
+    made = Clock()
+    real = timezone.now
+    monkeypatch.setattr(timezone, "now", lambda: real() + made.ahead)
+    return made

@@ -30,10 +30,15 @@ def test_a_dossier_goes_from_planned_to_sealed_and_its_chain_verifies(sources: P
     world.work(dossier)
     states = {item.name: (item.state, item.why) for item in dossier.items.all()}
     assert states["last good checkpoint, step 900"][0] == "sealed", states
+    shown = dossier.custody.get(what="not applicable", item_name="first bad checkpoint")
     assert states["first bad checkpoint"] == (
         "not_applicable",
-        "contained before the update of step 1000: the update was skipped",
+        f"contained before the update of step 1000: the update was skipped (custody row {shown.seq})",
     )
+    assert shown.data["shown_by"] == {
+        "step": 1000,
+        "skipped_in": [{"type": "step", "post": "w-step-1000", "index": 0}],
+    }
     required = {item.name: item.state for item in dossier.items.filter(required=True)}
     assert set(required.values()) == {"sealed", "not_applicable"}, states
     assert resume_gate(dossier).open

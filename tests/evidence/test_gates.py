@@ -12,10 +12,11 @@ from django.utils import timezone
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from evidence.actions import Refused, waive
+from evidence.actions import waive
 from evidence.gates import may_delete, resume_gate
 from evidence.models import DeletionAllow, Hold, Item
 from evidence.queries import evidence_counts, last_good, signed_facts
+from evidence.refused import Refused
 from evidence.uris import UnusableUri, ancestors, covers, normalise, spellings
 from runs.directives import set_directive
 from runs.models import Person, Run

@@ -12,10 +12,11 @@ from django.test import Client
 from django.utils import timezone
 
 from andon.signing import new_secret, sign_webhook
-from evidence.actions import Refused, open_dossier
+from evidence.actions import open_dossier
 from evidence.gathering import LOG_TAIL_BYTES
 from evidence.models import Dossier, Item
 from evidence.queries import visible_dossiers
+from evidence.refused import Refused
 from evidence.vault import vault
 from runs.models import Attempt, Finding, FirstBad, Frame, Run, RunSecret
 from tests.evidence import world

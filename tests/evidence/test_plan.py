@@ -149,6 +149,7 @@ def test_when_all_ranks_hold_there_will_be_no_first_bad_checkpoint(vault_dir: Pa
     assert item.state == "not_applicable"
     assert item.why == (
         "contained before a checkpoint of step 1000 or later was committed: all 4 ranks hold after step 1001"
+        " (custody row 2)"
     )
     assert resume_gate(dossier).open
 
@@ -297,5 +298,5 @@ def test_compliance_is_not_locked_in_without_two_people() -> None:
     run = world.make_run()
     rules = Policy(evidence=(EvidenceRule("topology", lock="compliance"),))
     dossier = world.open_dossier(run, rules=rules)
-    assert dossier.items.get().lock == "governance"
+    assert dossier.items.get().lock == "legal_hold"
     assert dossier.plan["compliance_asked"] == ["topology"]

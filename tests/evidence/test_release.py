@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from django.db import Error, IntegrityError, transaction
 from django.utils import timezone
 
 from andon.policy import EvidenceRule, Policy
@@ -23,27 +24,9 @@ from evidence.vault import VaultError, vault
 from runs.models import Person, Run
 from runs.work import run_due
 from tests.evidence import world
+from tests.evidence.conftest import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> "Clock":
-    """Lets days pass for whatever asks Django for the time."""
-    made = Clock()
-    real = timezone.now
-    monkeypatch.setattr(timezone, "now", lambda: real() + made.ahead)
-    return made
-
-
-class Clock:
-    """How far ahead of the real time it is."""
-
-    def __init__(self) -> None:
-        self.ahead = timedelta()
-
-    def pass_days(self, days: float) -> None:
-        self.ahead += timedelta(days=days)
 
 
 def sealed(run: Run, person: Person, sources: Path, *, days: int = 30) -> Dossier:
@@ -184,8 +167,6 @@ def test_deletion_is_a_second_step_by_two_people_and_rows_and_chain_stay(
 
 
 def test_the_database_refuses_an_earlier_date(sources: Path, vault_dir: Path) -> None:
-    from django.db import Error, transaction
-
     dossier = world.open_dossier(world.make_run(), rules=world.policy("topology"))
     item = dossier.items.get()
     assert item.retain_until is not None
@@ -197,8 +178,6 @@ def test_the_database_refuses_an_earlier_date(sources: Path, vault_dir: Path) ->
 
 
 def test_the_database_refuses_one_person_for_both_turns(vault_dir: Path, bob: Person) -> None:
-    from django.db import IntegrityError
-
     dossier = world.open_dossier(world.make_run(), rules=world.policy("topology"))
     now, who = timezone.now(), str(bob.opaque_id)
     with pytest.raises(IntegrityError, match="by_two_people"):

@@ -16,9 +16,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from evidence.actions import Refused as EvidenceRefused
 from evidence.actions import waive
 from evidence.models import Item
+from evidence.refused import Refused as EvidenceRefused
 from incidents import actions, approval, launches, ledger, opening, review
 from incidents.canonical import sha256
 from incidents.models import Approval, Incident, Permit, ResumeRequest
