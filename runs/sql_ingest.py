@@ -117,9 +117,8 @@ END $$;
 # CONFLICT sees them, which costs more than a look-up. DO NOTHING and not DO UPDATE, which would lock every
 # row it meets, moved or not. Rows to move are locked in one order, so that two posts about the same lanes
 # cannot deadlock.
-# A post of a few lanes looks each up by the index; as joins that was planned over all lanes of the run. A
-# frame of a dead run knows every lane of it: lane by lane, under a plan made while the table was small,
-# each look-up read all lanes (with 16,384 of them 58 s), so above 64 lanes it is joins without nested loops.
+# Each lane is looked up by the one index that has it, under a plan that is kept: whichever way the lanes of a
+# frame were joined to all lanes of the run, some size of either was planned badly, up to minutes.
 _FIRST_BAD = """
 CREATE FUNCTION andon_cell_order(
     skipped boolean, step bigint, micro_batch integer, phase smallint
@@ -138,10 +137,6 @@ DECLARE
     inserted integer;
     moved integer;
 BEGIN
-    IF cardinality(p_lanes) > 64 THEN
-        RETURN andon_move_many_first_bad(p_run, p_attempt, p_stream, p_received, p_views, p_lanes, p_ranks,
-            p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series, p_values, p_occurred);
-    END IF;
     INSERT INTO runs_firstbad (run_id, attempt, stream, view, lane, rank, step, micro_batch, phase, skipped,
                                bits, series, value, occurred_at, received_at)
     SELECT p_run, p_attempt, p_stream, n.view, n.lane, n.rank, n.step, n.micro_batch, n.phase, n.skipped,
@@ -172,63 +167,12 @@ BEGIN
         WHERE andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
               < andon_cell_order(known.skipped, known.step, known.micro_batch, known.phase)
     ), locked AS (
-        SELECT f.id FROM runs_firstbad f WHERE f.id IN (SELECT id FROM earlier)
-        ORDER BY f.id FOR NO KEY UPDATE
+        SELECT earlier.* FROM earlier JOIN runs_firstbad f USING (id) ORDER BY f.id FOR NO KEY UPDATE OF f
     )
     UPDATE runs_firstbad f SET step = e.step, micro_batch = e.micro_batch, phase = e.phase,
            skipped = e.skipped, bits = e.bits, series = e.series, value = e.value,
            occurred_at = e.occurred, received_at = p_received
-    FROM earlier e JOIN locked USING (id)
-    WHERE f.id = e.id AND andon_cell_order(e.skipped, e.step, e.micro_batch, e.phase)
-                          < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase);
-    GET DIAGNOSTICS moved = ROW_COUNT;
-    RETURN inserted + moved;
-END $$;
-
-CREATE FUNCTION andon_move_many_first_bad(
-    p_run bigint, p_attempt integer, p_stream text, p_received timestamptz, p_views text[], p_lanes text[],
-    p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
-    p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[]
-) RETURNS integer LANGUAGE plpgsql SET enable_nestloop = off AS $$
-DECLARE
-    inserted integer;
-    moved integer;
-BEGIN
-    INSERT INTO runs_firstbad (run_id, attempt, stream, view, lane, rank, step, micro_batch, phase, skipped,
-                               bits, series, value, occurred_at, received_at)
-    SELECT p_run, p_attempt, p_stream, n.view, n.lane, n.rank, n.step, n.micro_batch, n.phase, n.skipped,
-           n.bits, n.series, n.value, n.occurred, p_received
-    FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series,
-                p_values, p_occurred)
-         AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
-    WHERE NOT EXISTS (
-        SELECT FROM runs_firstbad f
-        WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
-              AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank)
-    ORDER BY n.view, n.lane, n.rank
-    ON CONFLICT DO NOTHING;
-    GET DIAGNOSTICS inserted = ROW_COUNT;
-    IF inserted = cardinality(p_lanes) THEN
-        RETURN inserted;
-    END IF;
-    WITH n AS (
-        SELECT * FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits,
-                             p_series, p_values, p_occurred)
-             AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
-    ), earlier AS (
-        SELECT f.id, n.* FROM n JOIN runs_firstbad f
-            ON f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
-               AND f.view = n.view AND f.lane = n.lane AND f.rank = n.rank
-        WHERE andon_cell_order(n.skipped, n.step, n.micro_batch, n.phase)
-              < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase)
-    ), locked AS (
-        SELECT f.id FROM runs_firstbad f WHERE f.id IN (SELECT id FROM earlier)
-        ORDER BY f.id FOR NO KEY UPDATE
-    )
-    UPDATE runs_firstbad f SET step = e.step, micro_batch = e.micro_batch, phase = e.phase,
-           skipped = e.skipped, bits = e.bits, series = e.series, value = e.value,
-           occurred_at = e.occurred, received_at = p_received
-    FROM earlier e JOIN locked USING (id)
+    FROM locked e
     WHERE f.id = e.id AND andon_cell_order(e.skipped, e.step, e.micro_batch, e.phase)
                           < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase);
     GET DIAGNOSTICS moved = ROW_COUNT;
@@ -311,7 +255,6 @@ FUNCTIONS = (
     "andon_take_frame",
     "andon_cell_order",
     "andon_move_first_bad",
-    "andon_move_many_first_bad",
     "andon_store_findings",
     "andon_take_joined",
 )
