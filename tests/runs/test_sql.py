@@ -7,7 +7,7 @@ from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
 from runs.checks import sql_objects_exist
-from runs.models import Directive, Event, Finding, Receipt
+from runs.models import Directive, Event, Finding, Receipt, ServerKey
 from runs.sql import APPEND_ONLY, OBJECTS
 from runs.sweeps import forget_receipts, make_partitions
 from tests.runs.conftest import Trainer, rank_frame
@@ -37,11 +37,12 @@ class TestAppendOnly:
         seq = trainer.step(1, rank=0, loss="nan").json()["directive"]["seq"]
         trainer.events({"type": "directive.ack", "data": {"seq": seq, "state": "held", "ranks": [0]}})
         set_policy(run=trainer.run, document={}, person=None, why="test")
+        ServerKey.objects.create(key_id="k", public_key=b"k" * 32, since=timezone.now())
         with connection.cursor() as cursor:
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")
             cursor.execute(f"SELECT count(*) FROM {table}")
             assert cursor.fetchone()[0] >= 1  # a table without rows would refuse nothing
-        assert refused(f"UPDATE {table} SET run_id = run_id + 1")
+        assert refused(f"UPDATE {table} SET id = id + 1")
         assert refused(f"DELETE FROM {table}")
         assert refused(f"TRUNCATE {table} CASCADE")
 
@@ -155,7 +156,7 @@ class TestAppRole:
         for table in APPEND_ONLY:
             with connection.cursor() as cursor:
                 for statement in (
-                    f"UPDATE {table} SET run_id = 1",
+                    f"UPDATE {table} SET id = 1",
                     f"DELETE FROM {table}",
                     f"TRUNCATE {table}",
                 ):
