@@ -1,21 +1,16 @@
 """Holds in the store: after one of these, neither the trainer nor its rotation can lose the bytes."""
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError
-
 from andon import held_tree
 from andon.held_tree import HoldError
-from evidence import s3client, sources
+from evidence import sources
+from evidence.holding_s3 import hold_versions
 from evidence.models import Dossier, Item
-from evidence.sources import SourceError, child, s3_error
-from evidence.uris import normalise, s3_place
-from evidence.vault_s3_lock import Locks
-
-S3_THREADS = 16
+from evidence.sources import SourceError
+from evidence.uris import normalise
 
 
 @dataclass(frozen=True)
@@ -43,11 +38,8 @@ def hold_tree(item: Item, dossier: Dossier, uri: str, files: list[dict[str, Any]
         SourceError: a file is missing or has another size (permanent), or the source does not answer.
     """
     if normalise(uri).startswith("s3://"):
-        return _hold_s3(uri, files)
+        return Held(*hold_versions(uri, files))
     return _hold_links(item, dossier, uri, files)
-
-
-# --- POSIX
 
 
 def _hold_links(item: Item, dossier: Dossier, uri: str, files: list[dict[str, Any]]) -> Held:
@@ -69,38 +61,3 @@ def changed_since(item: Item) -> list[str]:
     if not tree:
         return []
     return held_tree.changed(tree, Path(item.source.get("uri", "")).name, item.files)
-
-
-# --- S3
-
-
-def _hold_s3(uri: str, files: list[dict[str, Any]]) -> Held:
-    bucket, _ = s3_place(uri)
-    client = s3client.source_client()
-    locks = Locks(client, bucket, f"s3://{bucket}")
-    locked = locks.enabled
-
-    def hold(entry: dict[str, Any]) -> dict[str, Any]:
-        where = child(uri, str(entry["path"]))
-        source = sources.open_uri(
-            where, version_id=str(entry.get("version_id") or ""), expected_bytes=entry.get("bytes")
-        )
-        assert isinstance(source, sources.S3Source)
-        if locked and source.version_id:
-            try:
-                locks.hold(source.key, source.version_id)
-            except (BotoCoreError, ClientError) as error:
-                raise s3_error(where, error) from error
-        return {
-            "path": entry["path"],
-            "bytes": source.bytes_total,
-            "sha256": str(entry.get("sha256") or ""),
-            "version_id": source.version_id,
-        }
-
-    with ThreadPoolExecutor(S3_THREADS) as pool:
-        table = list(pool.map(hold, files))
-    if locked and all(entry["version_id"] for entry in table):
-        return Held(table, {"how": "legal_hold", "says": "held by a legal hold on each version"})
-    says = "not safe until copied: the bucket it lies in has no Object Lock"
-    return Held(table, {"how": "none", "says": says})

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 60
 ATTEMPTS = 3  # in one call; work rows try again for as long as it takes
-POOL = 32
+POOL = 48  # objects and parts that one vault moves at the same time
 
 
 @dataclass(frozen=True)

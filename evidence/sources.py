@@ -187,6 +187,12 @@ def open_uri(uri: str, *, version_id: str = "", expected_bytes: int | None = Non
     return source
 
 
+def held_version(uri: str, version_id: str, bytes_total: int) -> S3Source:
+    """Return a version that was looked at and held: it is what it was, nobody needs to be asked again."""
+    bucket, key = s3_place(uri)
+    return S3Source(s3client.source_client(), bucket, key, version_id, bytes_total)
+
+
 def _file_source(uri: str) -> FileSource:
     path = allowed_path(uri)
     try:

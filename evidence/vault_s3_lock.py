@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 _ASK_AGAIN_S = 300.0
 # Codes by which stores say "this version has no lock" or "this bucket knows no locks".
 _NO_LOCK = {"NoSuchObjectLockConfiguration", "ObjectLockConfigurationNotFoundError"}
-_UNSUPPORTED = {"InvalidRequest", "NotImplemented", "MethodNotAllowed", "InvalidArgument", "XNotImplemented"}
+UNSUPPORTED = {"InvalidRequest", "NotImplemented", "MethodNotAllowed", "InvalidArgument", "XNotImplemented"}
 _HIDDEN = {"AccessDenied", "Forbidden", "403"}
 
 
@@ -132,7 +132,7 @@ class Locks:
         except ClientError as error:
             if error_code(error) in _HIDDEN:
                 return {}, False
-            if error_code(error) in _NO_LOCK | _UNSUPPORTED:
+            if error_code(error) in _NO_LOCK | UNSUPPORTED:
                 return {}, True
             raise
 
