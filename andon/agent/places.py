@@ -31,10 +31,7 @@ class Roots:
         """
         text = uri
         if not uri.startswith("/"):
-            parts = urlsplit(uri)
-            text = unquote(parts.path)
-            if parts.scheme != "file" or not text.startswith("/"):
-                raise Declined("outside-roots", f"{uri}: is no file:// URI")
+            text = _path_in(uri)
         if "\0" in text:
             raise Declined("outside-roots", "a path cannot hold a NUL")
         real = Path(os.path.realpath(text))
@@ -42,3 +39,14 @@ class Roots:
             if real == root or root in real.parents:
                 return real, root
         raise Declined("outside-roots", f"{text}: is under none of this agent's roots")
+
+
+def _path_in(uri: str) -> str:
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise Declined("outside-roots", f"{uri}: {error}") from error
+    path = unquote(parts.path)
+    if parts.scheme != "file" or not path.startswith("/"):
+        raise Declined("outside-roots", f"{uri}: is no file:// URI")
+    return path

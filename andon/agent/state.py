@@ -21,8 +21,9 @@ class State:
 
     def read(self, kind: str, task: str) -> dict[str, Any] | None:
         """Return a note, None when there is none or it cannot be read (then the work is done anew)."""
+        note = self._note(kind, task)
         try:
-            found = json.loads(self._note(kind, task).read_text("utf-8"))
+            found = json.loads(note.read_text("utf-8"))
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
@@ -51,7 +52,7 @@ class State:
         """Return where the masked copy of a task's file lies; its directory exists."""
         place = self.directory / "copies"
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return place / task
+        return place / _checked(task)
 
     def drop_copy(self, task: str) -> None:
         """Remove a task's masked copy."""
@@ -68,6 +69,11 @@ class State:
         mark.write_text(run, "utf-8")
 
     def _note(self, kind: str, task: str) -> Path:
-        if not task.isalnum():
-            raise ValueError(f"{task!r}: is no task id")
-        return self.directory / kind / f"{task}.json"
+        return self.directory / kind / f"{_checked(task)}.json"
+
+
+def _checked(task: str) -> str:
+    """Return a task id as it is; the server chose it, and it becomes a file's name."""
+    if not (task.isascii() and task.isalnum()):
+        raise ValueError(f"{task!r}: is no task id")
+    return task
