@@ -1,8 +1,8 @@
 """The answer to a post, with the directive in force spliced in as the signed text it was stored as."""
 
-import json
 from collections.abc import Sequence
 
+import msgspec
 from django.http import HttpResponse
 
 from andon.wire import Refusal
@@ -25,6 +25,6 @@ def accepted(
     Args:
         directive: JSON text, None: the run has none.
     """
-    head = json.dumps(first | {"duplicate": duplicate, "wanted": wanted_of(run_id)})[:-1]
-    body = f'{head}, "directive": {directive or "null"}}}'
+    head = msgspec.json.encode(first | {"duplicate": duplicate, "wanted": wanted_of(run_id)})[:-1]
+    body = b'%s,"directive":%s}' % (head, (directive or "null").encode())
     return HttpResponse(body, content_type="application/json", status=202)

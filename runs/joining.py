@@ -88,9 +88,7 @@ def _call(
                 return None  # the long way says so on the run
             seen += [(cells, one.occurred_at)] if len(cells) else []
             judged += [Judged(finding, attempt, False, one.occurred_at) for finding in said]
-    rows = judging.rows_of(
-        run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at, standing=standing
-    )
+    rows = judging.rows_of(policy=policy, judged=judged, standing=standing)
     return (
         post.run_id,
         post.webhook_id,

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from django.db import IntegrityError, connection, transaction
@@ -110,61 +111,53 @@ def store(
         return []
     if standing is None:
         standing = Standing.of(directive_text(run_id))
-    rows = rows_of(run_id=run_id, policy=policy, judged=judged, received_at=received_at, standing=standing)
+    rows = rows_of(policy=policy, judged=judged, standing=standing)
     if not rows:
         return []
     new = []
     with raw_cursor() as cursor:
         cursor.execute(_STORE, (run_id, received_at, encoded(rows.values(), standing)))
         for says, pk in cursor.fetchall():
-            row = rows[says]
-            row.pk = pk
+            row = Finding(pk=pk, run_id=run_id, received_at=received_at, **rows[says])
             row._state.adding = False
             new.append(row)
     return sorted(new, key=lambda row: row.pk)
 
 
 _STORE = "SELECT new_says, new_id FROM andon_store_findings(%s, %s, %s)"
-_FIELDS = (
-    *("attempt", "kind", "rule", "mode", "severity", "step", "lanes", "series", "view", "score", "numbers"),
-    *("detail", "detector", "detector_version", "policy_digest", "backfill", "occurred_at"),
-    *("needs_incident", "incident", "says"),
-)
 
 
-def rows_of(
-    *, run_id: int, policy: Policy, judged: Sequence[Judged], received_at: datetime, standing: Standing
-) -> dict[str, Finding]:
-    """Return the rows that may be inserted, by what they say."""
+def rows_of(*, policy: Policy, judged: Sequence[Judged], standing: Standing) -> dict[str, dict[str, Any]]:
+    """Return the fields of the rows that may be inserted, by what they say.
+
+    Not as rows of the model: thousands of posts of a storm make some each, and few are looked at again.
+    """
     spoken = [one for one in coalesce(judged) if policy.mode(one.said.rule) != "off"][:MAX_PER_POST]
     digest = policy.digest()
-    rows: dict[str, Finding] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for one in spoken:
-        row = _row(run_id, one, policy, digest, received_at)
-        if standing.holding and row.needs_incident:
-            row.incident = standing.incident
-            row.needs_incident = not standing.incident
-        row.says = _says(one, standing)
-        rows.setdefault(row.says, row)
+        row = _row(one, policy, digest)
+        if standing.holding and row["needs_incident"]:
+            row |= {"incident": standing.incident, "needs_incident": not standing.incident}
+        row["says"] = _says(one, standing)
+        rows.setdefault(row["says"], row)
     return rows
 
 
-def encoded(rows: Iterable[Finding], standing: Standing) -> str:
+def encoded(rows: Iterable[dict[str, Any]], standing: Standing) -> str:
     """Return rows as the JSON that `andon_store_findings` takes."""
-    listed = [
-        {name: getattr(row, name) for name in _FIELDS} | {"joined": _joins(row, standing)} for row in rows
-    ]
-    return msgspec.json.encode(listed).decode()
+    return msgspec.json.encode([row | {"joined": _joins(row, standing)} for row in rows]).decode()
 
 
-def _joins(row: Finding, standing: Standing) -> bool:
+def _joins(row: dict[str, Any], standing: Standing) -> bool:
     """Return whether the incident in force must hear of a finding that does not open one."""
     if not standing.holding or not standing.incident:
         return False
-    return bool(row.incident) or (row.backfill and row.mode == "act" and row.attempt == standing.attempt)
+    late = row["backfill"] and row["mode"] == "act" and row["attempt"] == standing.attempt
+    return bool(row["incident"]) or late
 
 
-def _row(run_id: int, one: Judged, policy: Policy, digest: str, received_at: datetime) -> Finding:
+def _row(one: Judged, policy: Policy, digest: str) -> dict[str, Any]:
     said = one.said
     document = said.to_document()
     score = said.score
@@ -174,29 +167,27 @@ def _row(run_id: int, one: Judged, policy: Policy, digest: str, received_at: dat
     if said.micro_batch is not None:
         numbers = {**numbers, "micro_batch": said.micro_batch}
     mode = policy.mode(said.rule)
-    return Finding(
-        says="",  # follows from the rest
-        run_id=run_id,
-        attempt=one.attempt,
-        kind=said.kind[:64],
-        rule=said.rule[:32],
-        mode=mode,
-        severity=said.severity,
-        step=said.step,
-        lanes=document["lanes"],
-        series=said.series[:100],
-        view=said.view,
-        score=score if score is not None and score - score == 0 else None,
-        numbers=numbers,
-        detail=said.detail,
-        detector=said.detector,
-        detector_version=str(said.detector_version),
-        policy_digest=digest,
-        backfill=one.backfill,
-        occurred_at=one.occurred_at,
-        received_at=received_at,
-        needs_incident=mode == "act" and said.severity in ("warn", "halt") and not one.backfill,
-    )
+    return {
+        "incident": "",
+        "attempt": one.attempt,
+        "kind": said.kind[:64],
+        "rule": said.rule[:32],
+        "mode": mode,
+        "severity": said.severity,
+        "step": said.step,
+        "lanes": document["lanes"],
+        "series": said.series[:100],
+        "view": said.view,
+        "score": score if score is not None and score - score == 0 else None,
+        "numbers": numbers,
+        "detail": said.detail,
+        "detector": said.detector,
+        "detector_version": str(said.detector_version),
+        "policy_digest": digest,
+        "backfill": one.backfill,
+        "occurred_at": one.occurred_at,
+        "needs_incident": mode == "act" and said.severity in ("warn", "halt") and not one.backfill,
+    }
 
 
 def _says(one: Judged, standing: Standing) -> str:
