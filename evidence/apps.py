@@ -11,6 +11,8 @@ class EvidenceConfig(AppConfig):
     def ready(self) -> None:
         """Register checks, receivers and the handlers of this app's work."""
         from evidence import (  # noqa: F401
+            agents,
+            arrivals,
             checks,
             collecting,
             fixity,
@@ -19,3 +21,6 @@ class EvidenceConfig(AppConfig):
             retention,
             verify_checkpoints,
         )
+        from runs import wanted
+
+        wanted.count_by(agents.count_wanted)

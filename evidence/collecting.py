@@ -15,13 +15,15 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from andon import chain
-from evidence import custody, retention, seals
+from evidence import agents, custody, retention, seals
+from evidence.agents import OnNode
 from evidence.gathering import (
     Piece,
     gather,
     held_pieces,
     is_held_first,
     manifest,
+    newly_offered,
     wait_for_checkpoint,
 )
 from evidence.hashing import digest_of
@@ -32,7 +34,7 @@ from evidence.models import Dossier, Hold, Item, StoredObject
 from evidence.outcomes import DoesNotApply, Nothing, NotYet
 from evidence.plan import START
 from evidence.settling import settle_checkpoints
-from evidence.sources import SourceError
+from evidence.sources import NodeSource, SourceError, lies_on_a_node
 from evidence.vault import BytesDiffer, Stored, VaultError, key_for, vault
 from evidence.vault_probe import ask_if_old, newest_result
 from runs.locks import lock_run
@@ -47,6 +49,7 @@ PROGRESS_EVERY_S = 1.0
 # A checkpoint that nobody could verify by then no longer keeps an older, verified one from being used.
 VERIFY_PATIENCE = timedelta(minutes=5)
 _LONGEST_WAIT_S = 60.0
+ASK_NODES_AGAIN_S = 5.0  # what agents did is looked at this often; the last file of an item rings at once
 
 
 @handler(START)
@@ -103,6 +106,8 @@ def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
             _copy(item, dossier, lease)
     except NotYet as wait:
         _wait(item, lease, wait.says, wait.after_s)
+    except OnNode as wait:
+        _on_node(item, lease, wait)
     except DoesNotApply as reason:
         _end(item, lease, Item.State.NOT_APPLICABLE, str(reason), reason.shown_by)
     except Nothing as reason:
@@ -129,7 +134,10 @@ def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
 
 def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
     checkpoint = Checkpoint.objects.get(pk=item.source["checkpoint"])
-    held = hold_tree(item, dossier, checkpoint.uri, manifest(checkpoint))
+    if lies_on_a_node(checkpoint.uri):
+        held = agents.held_of(agents.hold(item, checkpoint.uri))
+    else:
+        held = hold_tree(item, dossier, checkpoint.uri, manifest(checkpoint))
     now = timezone.now()
     known = all(entry["sha256"] for entry in held.files)
     with _locked(item, lease) as fresh:
@@ -157,16 +165,16 @@ def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
 
 
 def _copy(item: Item, dossier: Dossier, lease: Lease) -> None:
+    if is_held_first(item):
+        _note_changes(item, dossier, lease)
+    if is_held_first(item) or not newly_offered(item, dossier):
+        agents.still_waiting(item)
     spool_root = Path(settings.DATA_DIR) / "spool"
     spool_root.mkdir(parents=True, exist_ok=True, mode=0o700)
     _sweep_spool(spool_root)
     spool = Path(tempfile.mkdtemp(prefix=f"item-{item.pk}-", dir=spool_root))
     try:
-        if is_held_first(item):
-            _note_changes(item, dossier, lease)
-            pieces = held_pieces(item)
-        else:
-            pieces = gather(item, dossier, spool)
+        pieces = held_pieces(item) if is_held_first(item) else gather(item, dossier, spool)
         _protect_offers(item, dossier)
         _begin(item, lease, pieces)
         _store_all(item, dossier, lease, pieces)
@@ -181,7 +189,7 @@ def _note_changes(item: Item, dossier: Dossier, lease: Lease) -> None:
     Raises:
         BytesDiffer: a changed file has no digest from before, so nothing can vouch for its bytes.
     """
-    changed = changed_since(item)
+    changed = changed_since(item) or agents.changed_since(item)
     if not changed:
         return
     with _locked(item, lease) as fresh:
@@ -241,13 +249,18 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) 
             connection.close()  # of this thread, should the store have asked the database
         return piece, stored
 
-    todo = []
+    todo, elsewhere = [], []
     for piece in pieces:
         known = have.get(piece.path)
-        if known is not None and piece.sha256 and known.sha256 == piece.sha256:
+        if known is not None and (
+            known.sha256 == piece.sha256 if piece.sha256 else isinstance(piece.source, NodeSource)
+        ):
             progress.add(known.bytes_total)
+        elif isinstance(piece.source, NodeSource):
+            elsewhere.append((piece.path, piece.source, piece.sha256))
         else:
             todo.append(piece)
+    agents.ask(item, elsewhere)
     with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
         futures = [pool.submit(one, piece) for piece in todo]
         try:
@@ -261,6 +274,8 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) 
             progress.stop()
             raise
     progress.show(now=True)
+    if elsewhere:
+        agents.still_waiting(item)
 
 
 def _record(item: Item, lease: Lease, piece: Piece, stored: Stored) -> None:
@@ -364,6 +379,19 @@ def _silent(item: Item, lease: Lease, says: str) -> None:
         return
     Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(silent_since=since, why=says[:500])
     raise Retry(max(2.0, min(_LONGEST_WAIT_S, _age_s(since) / 2)), says)
+
+
+def _on_node(item: Item, lease: Lease, wait: OnNode) -> None:
+    """Nodes are bringing it. Only silence runs against the deadline: a slow upload is not given up."""
+    now = timezone.now()
+    if wait.since is not None and item.deadline is not None and now > item.deadline:
+        _end(item, lease, Item.State.MISSING, f"silent since {wait.since:%H:%M:%S} UTC: {wait.says}"[:2000])
+        return
+    rows = Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL)
+    rows.update(silent_since=wait.since, why=wait.says[:500])
+    if wait.bytes_done:
+        rows.filter(state=Item.State.COLLECTING).update(bytes_done=wait.bytes_done)
+    raise Retry(ASK_NODES_AGAIN_S, wait.says)
 
 
 def _lost(item: Item, lease: Lease, why: str) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 from django.utils import timezone
 
 from andon.masking import mask_lines, read_lines
-from evidence import artifacts, checkpoint_views, data_records, records, sources
+from evidence import agents, artifacts, checkpoint_views, data_records, records, sources
 from evidence.containment import contained, containment_of, skipped_update
 from evidence.kinds import CHECKPOINT_KINDS, KINDS, OFFERED_KINDS, VIEW_KINDS
 from evidence.models import Dossier, Item
 from evidence.outcomes import DoesNotApply, Nothing, NotYet
-from evidence.sources import FileSource, Source, SourceError, child
+from evidence.sources import FileSource, NodeSource, Source, SourceError, child
 from runs.models import Attempt, Checkpoint
 from runs.queries import first_bad
 
@@ -32,7 +32,8 @@ LOG_TAIL_BYTES = 200 * 1024
 
 @dataclass(frozen=True)
 class Piece:
-    """One file of an item. `sha256` is empty when it is not known before reading."""
+    """One file of an item. `sha256` is empty when it is not known before reading; a `NodeSource` comes by
+    upload."""
 
     path: str
     source: Source
@@ -64,6 +65,14 @@ def manifest(checkpoint: Checkpoint) -> list[dict[str, Any]]:
     return files
 
 
+def committed_files(checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    """Return the files that the commit named, [] when it named none: whoever can list the place does.
+
+    That is what an agent is asked to hold.
+    """
+    return manifest(checkpoint) if checkpoint.files else []
+
+
 def wait_for_checkpoint(item: Item, dossier: Dossier) -> None:
     """Raise what is known about a checkpoint item that names no checkpoint.
 
@@ -90,14 +99,21 @@ def wait_for_checkpoint(item: Item, dossier: Dossier) -> None:
 
 def _wait_for_offer(item: Item, dossier: Dossier) -> None:
     """Raise NotYet while the trainer may still offer files, Nothing afterwards."""
-    if artifacts.attach(item, dossier):
-        Item.objects.filter(pk=item.pk).update(source=item.source)
     if item.source.get("artifacts"):
         return
     how = contained(dossier)
     if how is not None and timezone.now() > dossier.opened_at + OFFER_PATIENCE:
         raise Nothing(f"{NOTHING[item.kind]}; {how}")
     raise NotYet(NOTHING[item.kind], after_s=3)
+
+
+def newly_offered(item: Item, dossier: Dossier) -> bool:
+    """Take what was offered since the item was last looked at; returns whether there was anything."""
+    artifacts.refresh(dossier)
+    if not artifacts.attach(item, dossier):
+        return False
+    Item.objects.filter(pk=item.pk).update(source=item.source)
+    return True
 
 
 def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
@@ -110,13 +126,11 @@ def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
     now = timezone.now()
     if now < dossier.opened_at + SETTLE:
         raise NotYet("waiting for the last posts to arrive", after_s=1)
-    artifacts.refresh(dossier)
+    newly_offered(item, dossier)
     if item.kind in OFFERED_KINDS:
         _wait_for_offer(item, dossier)
     if item.kind == "rank_logs" and contained(dossier) is None and now < dossier.opened_at + LOG_PATIENCE:
         raise NotYet("ranks are still writing their logs")
-    if artifacts.attach(item, dossier):
-        Item.objects.filter(pk=item.pk).update(source=item.source)
     write = GATHERERS.get(item.kind)
     pieces = []
     if write is not None:
@@ -140,29 +154,50 @@ def _offered(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
     entries = item.source.get("artifacts", [])
     if item.kind == "halt_snapshot":
         return [
-            piece for number, entry in enumerate(entries) for piece in _whole(entry, number, len(entries))
+            piece
+            for number, entry in enumerate(entries)
+            for piece in _whole(item, entry, number, len(entries))
         ]
     suspects = suspect_ranks(dossier) if item.kind == "rank_logs" else None
-    pieces = []
+    pieces: list[Piece] = []
+    taken: set[str] = set()
     for number, entry in enumerate(entries):
         rank = entry.get("rank")
         tail = suspects is not None and rank is not None and rank not in suspects
         path = f"{number:05d}-{Path(entry['uri']).name or 'file'}"
         if rank is not None:
             path = f"rank-{rank:05d}/{Path(entry['uri']).name or 'log'}"
-        while (spool / path).exists():
+        while path in taken or (spool / path).exists():
             path = f"{path}.again"
-        pieces.append(_masked(entry, spool, path, LOG_TAIL_BYTES if tail else None))
+        taken.add(path)
+        tail_bytes = LOG_TAIL_BYTES if tail else None
+        if sources.lies_on_a_node(entry["uri"]):
+            pieces.append(_on_its_node(entry, path, tail_bytes))
+        else:
+            pieces.append(_masked(entry, spool, path, tail_bytes))
     return pieces
 
 
-def _whole(entry: dict[str, Any], number: int, of: int) -> list[Piece]:
+def _on_its_node(entry: dict[str, Any], path: str, tail_bytes: int | None) -> Piece:
+    node = str(entry.get("node") or sources.host_of(entry["uri"]))
+    size = int(entry.get("bytes") or 0)
+    size = size if tail_bytes is None else min(size, tail_bytes)
+    return Piece(path, NodeSource(entry["uri"], node, bytes_total=size, tail_bytes=tail_bytes, masked=True))
+
+
+def _whole(item: Item, entry: dict[str, Any], number: int, of: int) -> list[Piece]:
     """Return a snapshot's files as they are: tensors, which hold no text to mask."""
-    paths = sources.list_files(entry["uri"]) or [""]
-    prefix = f"{number:05d}/" if of > 1 else ""
+    uri, prefix = entry["uri"], f"{number:05d}/" if of > 1 else ""
+    name = Path(uri).name
+    if sources.lies_on_a_node(uri):
+        held = agents.hold(item, uri, node=str(entry.get("node") or ""), prefix=prefix)
+        return [
+            Piece(prefix + (str(one["path"]) or name), agents.source_of(one, uri, name), str(one["sha256"]))
+            for one in held.files
+        ]
     return [
-        Piece(prefix + (path or Path(entry["uri"]).name), sources.open_uri(child(entry["uri"], path)))
-        for path in paths
+        Piece(prefix + (path or name), sources.open_uri(child(uri, path)))
+        for path in sources.list_files(uri) or [""]
     ]
 
 
@@ -232,6 +267,8 @@ def held_pieces(item: Item) -> list[Piece]:
             if not file.is_file():
                 raise SourceError(f"{file}: the held link is gone", permanent=True)
             source = FileSource(file, int(entry["bytes"]))
+        elif entry.get("node"):
+            source = agents.source_of(entry, uri, Path(uri).name)
         else:
             source = sources.open_uri(
                 child(uri, path),

@@ -74,14 +74,21 @@ def test_logs_of_suspects_and_their_node_are_whole_of_others_the_end(sources: Pa
             assert len(kept) < LOG_TAIL_BYTES + 100
 
 
-def test_logs_outside_the_roots_are_missing_with_the_reason(
+def test_logs_outside_the_roots_wait_for_an_agent_and_are_missing_at_the_deadline(
     sources: Path, vault_dir: Path, tmp_path: Path
 ) -> None:
     run = world.make_run()
     (tmp_path / "passwd").write_text("x")
     offer(run, tmp_path / "passwd", "rank_log", rank=0)
     item = collected(run, "rank_logs")
+    assert item.silent_since is not None
+    assert "none of ANDON_SOURCE_ROOTS" in item.why
+    assert "run `andon agent` there" in item.why
+    Item.objects.update(deadline=timezone.now())
+    world.work(item.dossier)
+    item.refresh_from_db()
     assert (item.state, "none of ANDON_SOURCE_ROOTS" in item.why) == ("missing", True)
+    assert not item.stored_objects.exists()
 
 
 def test_no_logs_offered_is_missing_once_the_attempt_ended(vault_dir: Path) -> None:
