@@ -45,6 +45,23 @@ def append(
     """
     _lock_head(dossier)
     last = CustodyRow.objects.filter(dossier=dossier).order_by("-seq").first()
+    return _link(dossier, last, what, who, item_name, object_sha256, data)
+
+
+def begin(dossier: Dossier, what: str, *, who: str, data: Mapping[str, Any]) -> CustodyRow:
+    """Write the first row of a dossier made in this transaction: nobody else can see it, or append to it."""
+    return _link(dossier, None, what, who, "", "", data)
+
+
+def _link(
+    dossier: Dossier,
+    last: CustodyRow | None,
+    what: str,
+    who: str,
+    item_name: str,
+    object_sha256: str,
+    data: Mapping[str, Any] | None,
+) -> CustodyRow:
     row = CustodyRow(
         dossier=dossier,
         seq=1 if last is None else last.seq + 1,

@@ -47,7 +47,7 @@ def freeze(
         margin_steps: last good is at or before b - max(1, margin).
     """
     now = timezone.now()
-    dossier = Dossier.objects.create(
+    dossier = Dossier(
         run=run,
         label=label,
         url=url,
@@ -69,11 +69,11 @@ def freeze(
     for rule in policy.evidence:
         items += items_of(dossier, rule, choice, policy, now)
     items.sort(key=lambda item: item.order)
+    dossier.plan = _document(policy, choice, items)
+    dossier.save()
     Item.objects.bulk_create(items)
     hold(dossier, items, choice.undecided, now)
-    dossier.plan = _document(policy, choice, items)
-    dossier.save(update_fields=["plan"])
-    custody.append(
+    custody.begin(
         dossier,
         "opened",
         who=opened_by or custody.ANDON,
