@@ -162,6 +162,12 @@ def test_a_shard_changed_in_place_after_the_hold_is_found_and_gives_way(node: No
         file.write(body)
     assert agent.poll() is None
     node.kill()
+    # It looks at what it holds before anything is read, and the chain keeps what it saw.
+    node.agent(stage="andon.agent.uploading:_digests")
+    work_until(lambda: dossier.custody.filter(what="changed in place").exists())
+    row = dossier.custody.get(what="changed in place")
+    assert row.data["files"] == ["shard-00001.bin: was changed in place after it was held"]
+    node.kill()
     node.agent()
     work_until(lambda: dossier.items.filter(state="sealed").exists())
     assert dossier.items.get(state="sealed").source["step"] == 800
