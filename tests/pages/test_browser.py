@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from django.db import connections
 
+from tests.pages import seed
+
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 ARGS = [
     "--no-sandbox",
@@ -234,3 +236,30 @@ def test_the_stack_says_when_it_cannot_be_loaded_and_tries_again(open_page, inci
 def test_an_empty_server_shows_what_to_do_first(open_page, alice):
     page = open_page("alice", "/runs")
     assert "No runs yet" in page.inner_text("main")
+
+
+def test_the_password_that_signs_is_never_under_the_bar(open_page, incident):
+    seed.ask_to_resume(incident.row, "bob")
+    page = open_page("alice", f"/incidents/{incident.id}/approve", width=390, height=844)
+    on_top = """(() => {
+        const box = document.getElementById('password').getBoundingClientRect();
+        const there = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+        return box.bottom <= innerHeight && there.id === 'password';
+    })()"""
+    assert page.evaluate(on_top)
+    page.evaluate("window.scrollTo(0, document.documentElement.scrollHeight)")
+    assert page.evaluate(on_top)
+    # The last thing in the flow stands clear of the bar.
+    last = page.locator("#reject summary").bounding_box()
+    assert last["y"] + last["height"] <= page.locator(".act").bounding_box()["y"]
+
+
+def test_a_phone_may_acknowledge_and_then_reach_request_and_approve(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}", width=390, height=844)
+    there = page.locator(".answers .btns .btn")
+    assert {"Acknowledge", "Request resume"} <= set(there.all_inner_texts())
+    assert min(button.bounding_box()["height"] for button in there.all()) >= 44
+    there.filter(has_text="Acknowledge").click()
+    page.wait_for_load_state("networkidle")
+    assert "acknowledged by bob" in page.inner_text(".meta")
+    assert "Request resume" in page.inner_text(".answers .btns")
