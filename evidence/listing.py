@@ -57,7 +57,7 @@ class Chain:
     signed_by: str
 
 
-def item_lines(dossier: Dossier) -> list[ItemLine]:
+def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
     """Return one line per item in order of volatility; many alike are grouped with a count."""
     items = list(
         Item.objects.filter(dossier=dossier)
@@ -71,7 +71,7 @@ def item_lines(dossier: Dossier) -> list[ItemLine]:
     )
     people = names([item.waived_by for item in items if item.waived_by])
     lines = [_line(item, people) for item in items]
-    if len(lines) <= GROUP_ABOVE:
+    if not grouped or len(lines) <= GROUP_ABOVE:
         return lines
     groups: dict[tuple[str, str], ItemLine] = {}
     for line, item in zip(lines, items, strict=True):

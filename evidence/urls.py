@@ -2,10 +2,16 @@
 
 from django.urls import path
 
-from evidence import views
+from evidence import decisions, views
 
 urlpatterns = [
     path("vault", views.vault, name="vault"),
+    path("vault/open", decisions.open_dossier, name="open_dossier"),
+    path("vault/objects/<str:sha256>", views.stored_object, name="stored_object"),
     path("vault/<int:dossier_id>", views.dossier, name="dossier"),
     path("vault/<int:dossier_id>/items", views.dossier_items, name="dossier_items"),
+    path("vault/<int:dossier_id>/items/<int:item_id>", views.item, name="dossier_item"),
+    path("vault/<int:dossier_id>/custody", views.custody, name="custody"),
+    path("vault/<int:dossier_id>/release", decisions.two_person_step, {"name": "release"}, name="release"),
+    path("vault/<int:dossier_id>/deletion", decisions.two_person_step, {"name": "deletion"}, name="deletion"),
 ]

@@ -1,64 +1,60 @@
-"""Pages of the vault."""
+"""Pages of the vault: what is kept, one dossier, one item, one object, one chain of custody."""
+
+import re
 
 from django.contrib.auth.decorators import login_required
-from django.db.models import Count, Q, Sum
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from evidence import custody, listing
-from evidence.models import CustodyRow, Dossier, Hold, Item, Seal, StoredObject, StoreProbe
+from evidence import listing, overview, reading, two_people
+from evidence.models import CustodyRow, Dossier, Hold, Item, Seal, StoredObject, VaultRequest
 from evidence.queries import visible_dossiers
 from runs import live
+from runs.access import project_member
+from runs.keys import server_key
+from runs.models import Role
 from runs.views import person_of
 
 PAGE_ROWS = 100
+DOSSIERS = 50
+OPENERS = (Role.RESPONDER, Role.APPROVER, Role.ADMIN)
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def _cursor(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 18 else None
 
 
 @require_GET
 @login_required
 def vault(request: HttpRequest) -> HttpResponse:
-    """Show what is kept and what the store enforces: is it safe, until when."""
-    dossiers = (
-        visible_dossiers(person_of(request))
-        .select_related("run")
-        .annotate(
-            required=Count("items", filter=Q(items__required=True) & ~Q(items__state="not_applicable")),
-            sealed=Count("items", filter=Q(items__required=True, items__state="sealed")),
-            missing=Count("items", filter=Q(items__required=True, items__state="missing")),
-        )
-        .order_by("-opened_at")[:PAGE_ROWS]
-    )
-    rows = list(dossiers)
-    sizes = dict(
-        StoredObject.objects.filter(item__dossier__in=rows)
-        .values_list("item__dossier")
-        .annotate(total=Sum("bytes_total"))
-    )
-    damaged = StoredObject.objects.filter(item__dossier__in=visible_dossiers(person_of(request))).exclude(
-        mismatch=""
-    )
-    holds = dict(
-        Hold.objects.filter(dossier__in=rows, released_at=None)
-        .values_list("dossier")
-        .annotate(total=Count("id"))
-    )
+    """Show what is kept, until when, at what cost, and what the store enforces."""
+    person = person_of(request)
+    text, only = request.GET.get("q", "").strip()[:100], request.GET.get("only", "")
+    before = _cursor(request.GET.get("before", ""))
+    lines = overview.lines(person, text=text, only=only, before=before, limit=DOSSIERS + 1)
+    damaged = StoredObject.objects.filter(item__dossier__in=visible_dossiers(person)).exclude(mismatch="")
     return render(
         request,
         "evidence/vault.html",
         {
-            "rows": [(row, sizes.get(row.pk, 0), holds.get(row.pk, 0)) for row in rows],
-            "total": sum(sizes.values()),
-            "damaged": damaged.count(),
+            "lines": lines[:DOSSIERS],
+            "older": lines[DOSSIERS - 1].dossier.pk if len(lines) > DOSSIERS else None,
+            "totals": overview.totals(person),
+            "store": overview.store(),
             "damaged_in": Dossier.objects.filter(items__objects__in=damaged).distinct()[:PAGE_ROWS],
-            "probe": StoreProbe.objects.order_by("-probed_at").first(),
+            "filters": overview.FILTERS,
+            "text": text,
+            "only": only,
         },
     )
 
 
-def _dossier_or_404(request: HttpRequest, dossier_id: int) -> Dossier:
+def dossier_or_404(request: HttpRequest, dossier_id: int) -> Dossier:
+    """Return a dossier the person may see; any other answers 404, like one that does not exist."""
     try:
-        return visible_dossiers(person_of(request)).select_related("run").get(pk=dossier_id)
+        return visible_dossiers(person_of(request)).select_related("run__project").get(pk=dossier_id)
     except Dossier.DoesNotExist:
         raise Http404 from None
 
@@ -66,38 +62,34 @@ def _dossier_or_404(request: HttpRequest, dossier_id: int) -> Dossier:
 @require_GET
 @login_required
 def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
-    """Show a dossier: items, objects, custody and how to check it offline."""
-    found = _dossier_or_404(request, dossier_id)
-    rows = list(CustodyRow.objects.filter(dossier=found).order_by("-seq")[:PAGE_ROWS])
-    people = listing.names([row.who for row in rows] + [found.opened_by])
-    objects = (
+    """Show a dossier: items, objects, cost, custody, who took what out, and how to check it offline."""
+    found, person = dossier_or_404(request, dossier_id), person_of(request)
+    objects = list(
         StoredObject.objects.filter(item__dossier=found)
         .select_related("item")
-        .order_by("item__order", "path")
+        .order_by("item__order", "item_id", "path")[:PAGE_ROWS]
     )
-    held_by = dict(
-        Hold.objects.filter(dossier=found, released_at=None).values_list("item").annotate(n=Count("id"))
-    )
+    holders = reading.holders(objects, person)
+    opened_by = listing.names([found.opened_by]).get(found.opened_by, "somebody")
     return render(
         request,
         "evidence/dossier.html",
         {
             "dossier": found,
-            "opened_by": people.get(found.opened_by, "Andon" if not found.opened_by else "somebody"),
+            "opened_by": opened_by if found.opened_by else "Andon",
             "evidence": live.render(request, "evidence/_items.html", items_context(found)),
-            "items": Item.objects.filter(dossier=found).defer("files", "source"),
-            "held_by": held_by,
-            "objects": objects[:PAGE_ROWS],
-            "objects_total": objects.count(),
-            "custody": [
-                (row, "Andon" if row.who == custody.ANDON else people.get(row.who, "somebody"))
-                for row in rows
-            ],
+            "keeping": reading.keeping(found),
+            "objects": [(one, holders.get(one.sha256, [])) for one in objects],
+            "objects_total": StoredObject.objects.filter(item__dossier=found).count(),
+            "custody": reading.custody_lines(found, limit=20),
             "custody_total": CustodyRow.objects.filter(dossier=found).count(),
-            "holds": Hold.objects.filter(dossier=found)
-            .select_related("item")
-            .order_by("placed_at", "id")[:PAGE_ROWS],
-            "seals": Seal.objects.filter(dossier=found).order_by("-number"),
+            "access": reading.access_lines(found),
+            "holds": reading.holds_of(found),
+            "holds_total": Hold.objects.filter(dossier=found).count(),
+            "seals": Seal.objects.filter(dossier=found).order_by("-number")[:5],
+            "key_id": server_key().key_id,
+            "requests": VaultRequest.objects.filter(dossier=found, state__in=two_people.LIVE),
+            "may_open": project_member(person, found.run.project, *OPENERS),
         },
     )
 
@@ -106,8 +98,69 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
 @login_required
 def dossier_items(request: HttpRequest, dossier_id: int) -> HttpResponse:
     """Answer the poll of a dossier's items."""
-    found = _dossier_or_404(request, dossier_id)
+    found = dossier_or_404(request, dossier_id)
     return live.answer(request, "evidence/_items.html", items_context(found))
+
+
+@require_GET
+@login_required
+def item(request: HttpRequest, dossier_id: int, item_id: int) -> HttpResponse:
+    """Show one item: its state, progress, files and stored objects."""
+    found = dossier_or_404(request, dossier_id)
+    one = Item.objects.filter(dossier=found, pk=item_id).first()
+    if one is None:
+        raise Http404
+    after = request.GET.get("after", "")[:4096].replace("\0", "")
+    objects = reading.objects_of(one, after=after, limit=PAGE_ROWS + 1)
+    shown = objects[:PAGE_ROWS]
+    holders = reading.holders(shown, person_of(request))
+    return render(
+        request,
+        "evidence/item.html",
+        {
+            "dossier": found,
+            "item": one,
+            "line": next(line for line in listing.item_lines(found, grouped=False) if line.id == one.pk),
+            "parts": reading.parts(one),
+            "objects": [(row, holders.get(row.sha256, [])) for row in shown],
+            "next": shown[-1].path if len(objects) > PAGE_ROWS else "",
+            # What is known of the source before it is stored: a checkpoint of thousands of files.
+            "files": one.files[:PAGE_ROWS] if not shown and not after else [],
+            "files_total": len(one.files),
+            "tries": reading.tries(one),
+        },
+    )
+
+
+@require_GET
+@login_required
+def custody(request: HttpRequest, dossier_id: int) -> HttpResponse:
+    """Show the chain of custody, newest first, each row with its own check."""
+    found = dossier_or_404(request, dossier_id)
+    before = _cursor(request.GET.get("before", ""))
+    lines = reading.custody_lines(found, before=before, limit=PAGE_ROWS + 1)
+    return render(
+        request,
+        "evidence/custody.html",
+        {
+            "dossier": found,
+            "lines": lines[:PAGE_ROWS],
+            "older": lines[PAGE_ROWS - 1].row.seq if len(lines) > PAGE_ROWS else None,
+            "chain": listing.chain_of(found),
+        },
+    )
+
+
+@require_GET
+@login_required
+def stored_object(request: HttpRequest, sha256: str) -> HttpResponse:
+    """Show everything known of one object by its digest: where it is kept, and by which dossiers."""
+    if not _SHA256.fullmatch(sha256):
+        raise Http404
+    objects = list(reading.objects_with(sha256, person_of(request))[:PAGE_ROWS])
+    if not objects:
+        raise Http404
+    return render(request, "evidence/object.html", {"sha256": sha256, "objects": objects})
 
 
 def items_context(found: Dossier) -> dict[str, object]:

@@ -15,33 +15,9 @@ from incidents.incident_page import IncidentPage
 from incidents.models import Incident
 from incidents.refused import Refused
 from incidents.views import page_or_404, render_incident
-from runs import throttle
 from runs.models import Person
+from runs.proof import NotAgain, prove_again
 from runs.views import person_of, visible_run_or_404
-
-NOT_PROVEN = "Not done: the password does not fit. Nothing was changed."
-
-
-class NotAgain(Exception):
-    """The person did not prove again who they are; `says` is for them."""
-
-    def __init__(self, says: str, status: int) -> None:
-        super().__init__(says)
-        self.says, self.status = says, status
-
-
-def prove_again(request: HttpRequest, person: Person) -> None:
-    """Check the password on the very request that decides: a session left open must not approve.
-
-    Raises:
-        NotAgain: wrong, missing, or too many tries.
-    """
-    if wait := throttle.wait_s(request, person.username):
-        raise NotAgain(f"Too many tries. Try again in {wait} s.", 429)
-    if not person.check_password(request.POST.get("password", "")):
-        throttle.failed(request, person.username)
-        raise NotAgain(NOT_PROVEN, 403)
-    throttle.forget(request, person.username)
 
 
 def _act(

@@ -8,13 +8,13 @@ from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.db import connection
 from django.db.models import Min, QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from evidence import fixity
-from evidence.models import StoredObject, StoreProbe
+from evidence import fixity, overview
+from evidence.models import StoredObject
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
 from incidents import queries
@@ -49,6 +49,21 @@ def system(request: HttpRequest) -> HttpResponse:
 
 @require_GET
 @login_required
+def probe_json(request: HttpRequest) -> HttpResponse:
+    """Answer what the store enforces as JSON: the newest probe row by row, and whether it still counts."""
+    store = overview.store()
+    document = {
+        "store": store.name,
+        "says": store.says,
+        "known": store.known,
+        "probed_at": store.probe.probed_at.isoformat() if store.probe else None,
+        "result": store.probe.result if store.probe else None,
+    }
+    return JsonResponse(document)
+
+
+@require_GET
+@login_required
 def system_parts(request: HttpRequest) -> HttpResponse:
     """Answer the poll of the parts."""
     return live.answer(request, "incidents/_system.html", _context(request))
@@ -63,7 +78,7 @@ def _context(request: HttpRequest) -> dict[str, object]:
         "parts": [_web(), _database(), _broker(), _worker(), _queue(), _vault(), _fixity(), _bodies(runs)],
         "unwatched": unwatched,
         "failed": Work.objects.filter(state=Work.State.FAILED).order_by("-id")[:FOUND],
-        "probe": StoreProbe.objects.order_by("-probed_at").first(),
+        "store": overview.store(),
         "version": settings.VERSION,
     }
 

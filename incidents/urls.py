@@ -27,5 +27,6 @@ urlpatterns = [
     path("ledger", views.all_ledgers, name="ledger"),
     path("search", system.search, name="search"),
     path("system", system.system, name="system"),
+    path("system/probe.json", system.probe_json, name="probe_json"),
     path("system/parts", system.system_parts, name="system_parts"),
 ]

@@ -32,7 +32,18 @@ pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(240)]
 
 # What everybody may open, and what a person without a project finds empty but open.
 OPEN = {"", "sign-in", "sign-out", "theme"}
-LISTS = {"runs", "fragments/runs", "incidents", "vault", "ledger", "search", "system", "system/parts"}
+LISTS = {
+    "runs",
+    "fragments/runs",
+    "incidents",
+    "vault",
+    "vault/open",
+    "ledger",
+    "search",
+    "system",
+    "system/parts",
+    "system/probe.json",
+}
 
 
 @dataclass
@@ -81,11 +92,14 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
 
 def addresses(held: Held) -> list[str]:
     """Return every page address of the URL map, with the held run's own names in it."""
-    dossier = str(inside(held.demo).one("SELECT id FROM evidence_dossier"))
+    house = inside(held.demo)
+    dossier = str(house.one("SELECT id FROM evidence_dossier"))
     values = {
         "slug": RUN,
         "incident_id": held.incident,
         "dossier_id": dossier,
+        "item_id": str(house.one("SELECT min(id) FROM evidence_item")),
+        "sha256": str(house.one("SELECT min(sha256) FROM evidence_storedobject")),
         "name": "evidence",
     }
     found: list[str] = []
