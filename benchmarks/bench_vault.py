@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from andon.held_tree import TREES
 from benchmarks.bench_mlflow import Unavailable
 from benchmarks.serving import ROOT, worker
 from benchmarks.vault_child import digest
@@ -273,7 +274,7 @@ def files_to_gate_s(store: Store) -> float:
     uri = (root / "step-900").as_uri()
     took_s = gate_open_s("files", uri, files, lambda: shutil.rmtree(root / "step-800"))
     shutil.rmtree(root / "step-900")
-    held = sum(1 for path in root.rglob("shard-*") if path.stat().st_size == FILE_BYTES)
+    held = sum(path.stat().st_size == FILE_BYTES for path in (store.files / TREES).rglob("shard-*"))
     if held != FILES:
         raise RuntimeError(f"{held} of {FILES} files outlived the rotation")
     return took_s

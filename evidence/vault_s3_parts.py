@@ -128,7 +128,8 @@ def version_of(row: dict[str, Any]) -> str:
 def in_flight(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> Iterator[T]:
     """Yield the results of `calls` as they end, at most `most` of them under way at a time.
 
-    When one fails, or the caller stops, the others are waited for: nothing runs on behind its back.
+    When one fails, or the caller stops, those under way end first: nothing runs on behind its back. They
+    are not cancelled, since a call that never runs would not give back what it was made with.
     """
     waiting: set[Future[T]] = set()
     try:
@@ -143,8 +144,6 @@ def in_flight(pool: Executor, calls: Iterable[Callable[[], T]], most: int) -> It
             for future in done:
                 yield future.result()
     finally:
-        for future in waiting:
-            future.cancel()
         wait(waiting)
 
 

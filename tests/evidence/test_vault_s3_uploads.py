@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import EndpointConnectionError
 
 from andon import hashing
 from evidence import vault_s3_upload
@@ -19,8 +20,8 @@ from evidence.vault import BytesDiffer, VaultError, vault
 from evidence.vault_probe import probe_and_record
 from evidence.vault_s3 import S3Vault
 from evidence.vault_s3_parts import Memory, in_flight
-from evidence.vault_s3_upload import MEMORY_BYTES, Window
-from tests.evidence.s3calls import calls_of
+from evidence.vault_s3_upload import MEMORY_BYTES, PART_BYTES, Window
+from tests.evidence.s3calls import before, calls_of
 from tests.evidence.test_vault import Bytes, put, sha, uploads, versions
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -119,11 +120,25 @@ def test_a_streamed_upload_goes_on_with_the_parts_it_has(
 def test_many_uploads_at_once_share_one_memory(vault_s3: str, peak_bytes: Any) -> None:
     probe_and_record()
     body = os.urandom(6 * MIB)
-    before = peak_bytes()
+    begun = peak_bytes()
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(lambda n: put(body, f"evidence/d/1/{n}", Bytes(body), "none"), range(16)))
     # The sources hand out copies of their own.
-    assert peak_bytes() - before < 2 * MEMORY_BYTES + 16 * MIB
+    assert peak_bytes() - begun < 2 * MEMORY_BYTES + 16 * MIB
+
+
+def test_a_failed_upload_gives_its_memory_back(vault_s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = vault()
+    assert isinstance(store, S3Vault)
+
+    def cut(name: str, url: str) -> None:
+        raise EndpointConnectionError(endpoint_url=url)
+
+    with ThreadPoolExecutor(1) as pool:  # the parts behind the first one have not begun when it fails
+        monkeypatch.setattr(store.uploads, "pool", pool)
+        with before(cut, "UploadPart"), pytest.raises(VaultError):
+            put(os.urandom(4 * PART_BYTES))
+    assert store.uploads.memory._used == 0
 
 
 def test_memory_is_given_in_turn_and_never_beyond_its_size() -> None:
