@@ -14,13 +14,14 @@ import pytest
 from botocore.exceptions import EndpointConnectionError
 
 from andon import hashing
+from andon.hashing import PART_BYTES
 from evidence import vault_s3_upload
 from evidence.sources import FileSource
 from evidence.vault import BytesDiffer, VaultError, vault
 from evidence.vault_probe import probe_and_record
 from evidence.vault_s3 import S3Vault
 from evidence.vault_s3_parts import Memory, in_flight
-from evidence.vault_s3_upload import MEMORY_BYTES, PART_BYTES, Window
+from evidence.vault_s3_upload import MEMORY_BYTES, Window
 from tests.evidence.s3calls import before, calls_of
 from tests.evidence.test_vault import Bytes, put, sha, uploads, versions
 
