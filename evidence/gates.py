@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import TypedDict
 
 from django.db import transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.utils import timezone
 
 from evidence.kinds import CHECKPOINT_KINDS
@@ -64,7 +64,11 @@ class Answer(TypedDict):
 
 def resume_gate(dossier: Dossier) -> Gate:
     """Return whether the evidence lets the run go on, with one line per required item."""
-    items = Item.objects.filter(dossier=dossier, required=True).defer("files", "source")
+    items = (
+        Item.objects.filter(dossier=dossier, required=True)
+        .defer("files", "source")
+        .annotate(source_uri=F("source__uri"))
+    )
     asks = uses_gate(dossier.run_id)
     lines = tuple(_line(item, asks) for item in items)
     return Gate(open=all(line.satisfied for line in lines), lines=lines)
@@ -92,14 +96,17 @@ def unprotected(item: Item, *, asks: bool) -> str:
     "" when something does, when its bytes are in the vault, and for what is no stored checkpoint.
 
     Args:
+        item: with `source`, or annotated with `source_uri`.
         asks: what `uses_gate` says of the run.
     """
     if item.kind not in CHECKPOINT_KINDS - {"halt_snapshot"}:
         return ""
     if item.state not in {Item.State.PLANNED, Item.State.HELD, Item.State.COLLECTING}:
         return ""
+    deferred = "source" in item.get_deferred_fields()
+    uri = getattr(item, "source_uri", None) if deferred else item.source.get("uri")
     locked = item.protected_by.get("how", "none") != "none"
-    return "" if locked or asks else "not protected until copied"
+    return "" if locked or asks or not uri else "not protected until copied"
 
 
 def _line(item: Item, asks: bool) -> GateLine:

@@ -9,7 +9,7 @@ from typing import Any
 from django.utils import timezone
 
 from andon.masking import mask_lines, read_lines
-from evidence import agents, artifacts, checkpoint_views, data_records, records, sources
+from evidence import agents, artifacts, checkpoint_views, data_records, records, samples, sources
 from evidence.containment import contained, containment_of, skipped_update
 from evidence.kinds import CHECKPOINT_KINDS, KINDS, OFFERED_KINDS, VIEW_KINDS
 from evidence.models import Dossier, Item
@@ -145,6 +145,12 @@ def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
     raise Nothing(NOTHING[item.kind])
 
 
+def _sample(entry: dict[str, Any], number: int, dossier: Dossier, spool: Path) -> Piece:
+    path = f"{number:05d}-{Path(entry['uri']).name or 'file'}.encrypted"
+    samples.encrypt_offer(entry["uri"], spool / path, dossier)
+    return _spooled(spool, path)
+
+
 def _spooled(spool: Path, path: str) -> Piece:
     file = spool / path
     return Piece(path, FileSource(file, file.stat().st_size))
@@ -158,6 +164,8 @@ def _offered(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
             for number, entry in enumerate(entries)
             for piece in _whole(item, entry, number, len(entries))
         ]
+    if item.kind == "raw_samples":
+        return [_sample(entry, number, dossier, spool) for number, entry in enumerate(entries)]
     suspects = suspect_ranks(dossier) if item.kind == "rank_logs" else None
     pieces: list[Piece] = []
     taken: set[str] = set()

@@ -1,15 +1,18 @@
 """A dossier as a person reads it: one line per item, what locks it, and whether its chain holds."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import Count, Q, Sum
+from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
 from evidence import custody
+from evidence.gates import unprotected, uses_gate
 from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject, StoreProbe
+from evidence.overdue import overdue_items
 from evidence.vault import vault
 from runs import formatting
 from runs.models import Person
@@ -63,6 +66,7 @@ def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
         Item.objects.filter(dossier=dossier)
         .defer("files", "source")
         .annotate(
+            source_uri=F("source__uri"),
             objects_n=Count("objects"),
             stored=Sum("objects__bytes_total"),
             damaged_n=Count("objects", filter=~Q(objects__mismatch="")),
@@ -70,7 +74,8 @@ def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
         .order_by("order", "id")
     )
     people = names([item.waived_by for item in items if item.waived_by])
-    lines = [_line(item, people) for item in items]
+    warnings = _warnings(dossier, items)
+    lines = [_line(item, people, warnings.get(item.pk, "")) for item in items]
     if not grouped or len(lines) <= GROUP_ABOVE:
         return lines
     groups: dict[tuple[str, str], ItemLine] = {}
@@ -97,7 +102,16 @@ def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
     return sorted(groups.values(), key=lambda line: line.satisfied)
 
 
-def _line(item: Item, people: dict[str, str]) -> ItemLine:
+def _warnings(dossier: Dossier, items: Sequence[Item]) -> dict[int, str]:
+    """Return by item what is wrong beside its state: overdue, or kept by nothing until it is copied."""
+    if all(item.state in {Item.State.SEALED, Item.State.NOT_APPLICABLE} for item in items):
+        return {}
+    asks = uses_gate(dossier.run_id)
+    bare = {item.pk: unprotected(item, asks=asks) for item in items}
+    return bare | {one.item.pk: one.says for one in overdue_items(dossier)}
+
+
+def _line(item: Item, people: dict[str, str], warning: str = "") -> ItemLine:
     state = item.state.replace("_", " ")
     objects_n: int = getattr(item, "objects_n", 0)
     stored: int | None = getattr(item, "stored", None)
@@ -134,6 +148,7 @@ def _line(item: Item, people: dict[str, str]) -> ItemLine:
     if damaged_n:
         files = formatting.plural(damaged_n, "file")
         damaged = f"fixity: mismatch in {files} of {objects_n}"
+    reason = "; ".join(part for part in (warning, reason) if part)
     waived_by = people.get(item.waived_by, "somebody") if item.waived_at is not None else ""
     if waived_by:
         reason = f"waived by {waived_by}: {item.waived_why}"

@@ -197,4 +197,6 @@ def test_a_checkpoint_without_lock_and_gate_is_not_protected_until_copied(
     kind: str, state: str, how: str | None, asks: bool, bare: bool
 ) -> None:
     item = Item(kind=kind, state=state, protected_by={"how": how} if how else {})
+    assert unprotected(item, asks=asks) == "", "no checkpoint is chosen yet"
+    item.source = {"uri": "s3://ckpt/step-900"}
     assert unprotected(item, asks=asks) == ("not protected until copied" if bare else "")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from evidence.actions import waive
 from evidence.gates import may_delete, resume_gate
+from evidence.listing import item_lines
 from evidence.models import DeletionAllow, Hold, Item
 from evidence.queries import evidence_counts, last_good, signed_facts
 from evidence.refused import Refused
@@ -232,6 +233,20 @@ def test_a_very_large_checkpoint_opens_the_gate_once_held_with_digests() -> None
     before = signed_facts(dossier)
     Item.objects.filter(pk=item.pk).update(state="sealed", sealed_at=timezone.now())
     assert signed_facts(dossier) == before, "sealing it later must not void an approval"
+
+
+@database
+def test_a_checkpoint_that_nothing_keeps_says_so_until_the_run_asks_the_gate() -> None:
+    run = world.make_run()
+    world.commit(run, 900, "s3://ckpt/step-900", [])
+    dossier = world.open_dossier(run, rules=world.policy("last_good_checkpoint", "first_bad_checkpoint"))
+    good, bad = (line.says for line in resume_gate(dossier).lines)
+    assert good == "planned: nothing is held yet; not protected until copied"
+    assert "not protected" not in bad, "there is no such checkpoint yet"
+    assert next(line.reason for line in item_lines(dossier)) == "not protected until copied"
+    ask(run, "s3://ckpt/step-100")
+    good, _ = (line.says for line in resume_gate(dossier).lines)
+    assert good == "planned: nothing is held yet"
 
 
 @database

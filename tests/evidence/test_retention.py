@@ -14,6 +14,7 @@ from andon.policy import EvidenceRule, Policy, VaultRules
 from evidence import overdue
 from evidence.compliance import confirm_compliance, gb_days_used, request_compliance
 from evidence.custody import verify_custody
+from evidence.listing import item_lines
 from evidence.models import Dossier, Item, StoredObject
 from evidence.overdue import overdue_items
 from evidence.refused import Refused
@@ -332,6 +333,8 @@ def test_what_was_only_held_at_resume_is_overdue_after_a_day(
     with caplog.at_level("ERROR"):
         assert overdue.sweep() == overdue.sweep() == len(found)
     assert dossier.custody.filter(what="sealing overdue").count() == len(found), "once"
+    shown = "".join(line.reason for line in item_lines(dossier))
+    assert ("had to be sealed by" in shown) is late, "and the dossier's page says so"
     if late:
         assert "had to be sealed by" in found[0].says
         assert "had to be sealed by" in caplog.text

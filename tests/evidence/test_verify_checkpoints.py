@@ -108,3 +108,28 @@ def test_a_link_out_of_the_roots_is_not_followed(sources: Path, tmp_path: Path) 
     run = world.make_run()
     state, seen = verified(world.commit(run, 900, (sources / "step-900").as_uri(), table, state="committed"))
     assert (state, "may not read" in seen["cannot"]) == ("committed", True)
+
+
+@pytest.mark.parametrize(
+    ("norms", "state", "why"),
+    [
+        ({"weights": 104.0, "optimizer": 2.5}, "verified", ""),
+        ({"weights": 1.1e6, "optimizer": 2.5}, "committed", "the norm of its weights is 1.1e+06, outside"),
+        ({"weights": 104.0, "optimizer": 0.0}, "committed", "the norm of its optimizer is 0, outside"),
+        ({"weights": None, "optimizer": 2.5, "ema": 9.0}, "verified", ""),
+        ({}, "verified", ""),
+        ("no object", "verified", ""),
+    ],
+)
+def test_norms_outside_the_runs_band_are_not_called_verified(
+    sources: Path, norms: Any, state: str, why: str
+) -> None:
+    run = world.make_run()
+    for step in (600, 700, 800):
+        known = world.on_disk(
+            run, sources, step, state="committed", norms={"weights": 100.0, "optimizer": 2.0}
+        )
+        assert verified(known)[1]["norms_in_band"] is False, "too few before it make no band"
+    found, seen = verified(world.on_disk(run, sources, 900, state="committed", norms=norms))
+    assert found == state, seen
+    assert why in seen.get("cannot", "")
