@@ -19,6 +19,7 @@ from evidence.vault_s3 import S3Vault
 from evidence.vault_s3_lock import error_code
 
 T = TypeVar("T")
+_GONE = {"NoSuchUpload", "NoSuchKey"}  # radosgw says the second
 
 
 class S3Intake:
@@ -98,7 +99,7 @@ class S3Intake:
         try:
             there = self._there(task)
         except ClientError as error:
-            if error_code(error) == "NoSuchUpload":
+            if error_code(error) in _GONE:
                 return  # completed by a worker that was killed after it; the version is looked for
             raise self._error(task, error) from error
         except BotoCoreError as error:
@@ -135,7 +136,7 @@ class S3Intake:
 
     def _error(self, task: AgentTask, error: Exception) -> VaultError:
         code = error_code(error) if isinstance(error, ClientError) else type(error).__name__
-        kind = UploadGone if code == "NoSuchUpload" else VaultError
+        kind = UploadGone if code in _GONE else VaultError
         return kind(f"{self.store.name}: {key_of(task)}: {code}")
 
 
