@@ -79,7 +79,7 @@ def _hold(locks: Locks, found: list[S3Source], pool: ThreadPoolExecutor) -> dict
             raise s3_error(f"s3://{source.bucket}/{source.key}", error) from error
 
     try:
-        if not locks.enabled:
+        if locks.are_off:
             raise _NoHolds("the bucket it lies in has no Object Lock")
         if not all(source.version_id for source in found):
             raise _NoHolds("some of its objects have no version")

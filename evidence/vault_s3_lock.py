@@ -25,20 +25,29 @@ class Locks:
         self.client = client
         self.bucket = bucket
         self.store = store
-        self._asked_at = 0.0
-        self._enabled: bool | None = None
+        self._asked_at: float | None = None
+        self._known: bool | None = None
 
     @property
     def enabled(self) -> bool:
-        """Return whether the bucket says that Object Lock is on; unknown counts as off."""
-        if self._enabled is None or time.monotonic() - self._asked_at > _ASK_AGAIN_S:
+        """Return whether the bucket says that Object Lock is on."""
+        return self._state is True
+
+    @property
+    def are_off(self) -> bool:
+        """Return whether the bucket says that it has no Object Lock; not being told is neither."""
+        return self._state is False
+
+    @property
+    def _state(self) -> bool | None:
+        if self._asked_at is None or time.monotonic() - self._asked_at > _ASK_AGAIN_S:
             try:
                 found = self.client.get_object_lock_configuration(Bucket=self.bucket)
-                self._enabled = found["ObjectLockConfiguration"].get("ObjectLockEnabled") == "Enabled"
-            except ClientError:
-                self._enabled = False
+                self._known = found["ObjectLockConfiguration"].get("ObjectLockEnabled") == "Enabled"
+            except ClientError as error:
+                self._known = None if error_code(error) in _HIDDEN else False
             self._asked_at = time.monotonic()
-        return self._enabled
+        return self._known
 
     def headers(self, lock: str, until: datetime | None) -> dict[str, Any]:
         """Return the lock headers of a put or of starting an upload; some stores ignore them there."""
@@ -101,11 +110,11 @@ class Locks:
 
         `legal_hold` None and `says` "unknown" mean that we may not look, which is not "unlocked".
         """
-        if not self.enabled:
+        if self.are_off:
             says = "not locked: this bucket has no Object Lock"
             return {"mode": None, "until": None, "legal_hold": False, "says": says}
         wanted = {"Bucket": self.bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
-        head = self.client.head_object(**wanted)
+        head = self._head(wanted)
         # What a HEAD leaves out we may just not be allowed to see: then it is asked for by name.
         retention: dict[str, Any] = {
             "Mode": head.get("ObjectLockMode"),
@@ -125,6 +134,14 @@ class Locks:
         }
         seen["says"] = _says(seen, known=retention_known and hold_known)
         return seen
+
+    def _head(self, wanted: dict[str, str]) -> dict[str, Any]:
+        try:
+            return dict(self.client.head_object(**wanted))
+        except ClientError as error:
+            if error_code(error) in _HIDDEN:
+                return {}
+            raise
 
     def _ask(self, call: Any, wanted: dict[str, str], name: str) -> tuple[dict[str, Any], bool]:
         try:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
+from evidence import s3client
 from evidence.holding_s3 import FEW, hold_versions
 from evidence.models import Item
 from evidence.sources import SourceError
+from evidence.vault_s3_lock import Locks
 from runs.models import Work
 from runs.work import run_due, run_one
 from tests.evidence import world
-from tests.evidence.s3calls import calls_of
+from tests.evidence.s3calls import before, calls_of
 from tests.servers import S3
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -119,6 +121,25 @@ def test_a_bucket_without_lock_is_not_safe_until_copied(s3_endpoint: S3, vault_s
     assert by["how"] == "none"
     assert by["says"] == "not safe until copied: the bucket it lies in has no Object Lock"
     assert {one["version_id"] for one in table} == {""}
+
+
+def test_what_this_server_may_not_see_is_unknown_and_not_unlocked(
+    s3_endpoint: S3, vault_s3: str, bucket: str
+) -> None:
+    files = save(s3_endpoint, bucket)
+
+    def deny(name: str, url: str) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, name)
+
+    with before(deny, "GetObjectLockConfiguration"):
+        locks = Locks(s3client.source_client(), bucket, "s3://t")
+        table, by = hold_versions(f"s3://{bucket}/step-900", files)
+        assert by["how"] == "legal_hold", "holds are tried where nobody said that there are none"
+        key, version = f"step-900/{table[0]['path']}", table[0]["version_id"]
+        assert locks.read(key, version)["legal_hold"] is True
+        with before(deny, "HeadObject", "GetObjectLegalHold", "GetObjectRetention"):
+            seen = locks.read(key, version)
+    assert (seen["legal_hold"], seen["says"]) == (None, "unknown: this server may not read the lock")
 
 
 def test_small_files_without_a_digest_are_read_once_they_are_held(s3_endpoint: S3, bucket: str) -> None:
