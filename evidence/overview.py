@@ -10,6 +10,7 @@ from django.utils import timezone
 
 from andon import policy as rules
 from andon.policy import CostRules
+from evidence import fixity
 from evidence.models import Dossier, Hold, Item, StoredObject, StoreProbe
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
@@ -75,6 +76,7 @@ class Totals:
     damaged: int
     costs: list[Cost]  # one per currency
     next_to_expire: Item | None
+    swept_at: datetime | None  # when the last nightly fixity sweep ended
     read_at: datetime | None  # when an object was last read back
     unread: int  # objects never read back since they were stored
 
@@ -187,6 +189,7 @@ def totals(person: Person) -> Totals:
         damaged=summed["damaged"],
         costs=[Cost(amount, currency) for currency, amount in sorted(amounts.items())],
         next_to_expire=expiring.select_related("dossier").order_by("retain_until", "pk").first(),
+        swept_at=fixity.health().swept_at,
         read_at=summed["read"],
         unread=summed["unread"],
     )

@@ -201,7 +201,12 @@ def test_no_page_scrolls_sideways_on_a_phone(open_page, incident, width):
         f"/incidents/{incident.id}/approve",
         "/vault",
         f"/vault/{incident.row.dossier_id}",
+        f"/vault/{incident.row.dossier_id}/items/{incident.row.dossier.items.first().pk}",
+        f"/vault/{incident.row.dossier_id}/custody",
+        f"/vault/{incident.row.dossier_id}/release",
+        "/vault/open?run=gpt-16",
         "/runs/gpt-16/ledger",
+        "/ledger",
         "/system",
         "/search?q=gpt",
     ):
