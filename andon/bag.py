@@ -7,7 +7,8 @@ import argparse
 import re
 from pathlib import Path
 
-from andon.bag_verify import Report, Unreadable, open_tree, verify
+from andon.bag_trees import Unreadable, open_tree
+from andon.bag_verify import Report, verify
 
 EXIT_VERIFIED = 0
 EXIT_FAILED = 1

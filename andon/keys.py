@@ -8,10 +8,15 @@ handover, "from this key to that one, at this time", and `/.well-known/andon-key
 - backward, so that one launched after it believes those made before, and no later than the handover.
 
 Nothing else widens trust: a key that is only listed is not trusted. Two handovers from one key, or two
-to one, are a contradiction and count for nothing. A stolen key can name a successor of the thief's, so
-after a theft jobs are pinned anew (docs/operate.md).
+to one, are a contradiction and count for nothing.
+
+A stolen key names no successor: whatever it signs, the thief can sign too. The new key alone says until
+when the stolen one was the server's. That makes seals of before verifiable and nothing else: directives
+and permits of a stolen key are believed by nobody who pins the new one, and jobs that pinned the stolen
+one are pinned anew (docs/operate.md).
 """
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +41,7 @@ class PublicKey:
     since: str
     until: str | None = None
     handover: list[dict[str, Any]] | None = None  # from the key before it, signed by both
+    is_stolen: bool = False
 
 
 class KeyRing(Collection[str]):
@@ -85,6 +91,12 @@ def handover(old: SigningKey, new: SigningKey, at: str) -> list[dict[str, Any]]:
     return [sign_document(content, old), sign_document(content, new)]
 
 
+def given_up(stolen: str, new: SigningKey, at: str) -> list[dict[str, Any]]:
+    """Return what takes the place of a handover from a stolen key, named by its fingerprint."""
+    content = {"schema": HANDOVER_SCHEMA, "from": stolen, "to": new.key_id, "at": at, "stolen": True}
+    return [sign_document(content, new)]
+
+
 def document(keys: Iterable[PublicKey]) -> dict[str, Any]:
     """Return `/.well-known/andon-keys.json`: the key in use first, then old ones, the newest first."""
     return {
@@ -97,6 +109,7 @@ def document(keys: Iterable[PublicKey]) -> dict[str, Any]:
                 "current": key.until is None,
                 "from": key.since,
                 "until": key.until,
+                "stolen": key.is_stolen,
                 "handover": key.handover,
             }
             for key in keys
@@ -104,50 +117,67 @@ def document(keys: Iterable[PublicKey]) -> dict[str, Any]:
     }
 
 
-def follow(published: object, pinned: Collection[str]) -> KeyRing:
+def follow(published: object, pinned: Collection[str], *, for_evidence: bool = False) -> KeyRing:
     """Return the keys to trust: the pinned ones, and those that handovers lead to.
 
     Args:
         published: decoded `/.well-known/andon-keys.json`, from anybody; anything malformed is passed over.
         pinned: fingerprints known by another way, or the ring of an earlier look, which never shrinks.
+        for_evidence: also trust keys that were stolen later, for what they sealed until then.
     """
-    forward: dict[str, list[tuple[str, int]]] = {}
-    backward: dict[str, list[str]] = {}
-    for old, new, at_ns in _handovers(published):
-        forward.setdefault(old, []).append((new, at_ns))
-        backward.setdefault(new, []).append(old)
+    after: dict[str, list[_Handover]] = {}
+    before: dict[str, list[_Handover]] = {}
+    for one in _handovers(published):
+        before.setdefault(one.new, []).append(one)
+        if not one.is_stolen:
+            after.setdefault(one.old, []).append(one)
     until_ns = pinned.until_ns if isinstance(pinned, KeyRing) else dict.fromkeys(pinned)
-    todo = list(pinned)
+    closed: set[str] = set()  # stolen keys: nothing leads on from them, not even what else they signed
+    todo = list(until_ns)
     while todo:
         key_id = todo.pop()
-        near = [new for new, _ in forward.get(key_id, [])] if len(forward.get(key_id, [])) == 1 else []
-        near += backward.get(key_id, []) if len(backward.get(key_id, [])) == 1 else []
-        for other in near:
+        found = []
+        if key_id not in closed and len(after.get(key_id, [])) == 1:
+            found += [(after[key_id][0], after[key_id][0].new)]
+        if len(before.get(key_id, [])) == 1 and (for_evidence or not before[key_id][0].is_stolen):
+            found += [(before[key_id][0], before[key_id][0].old)]
+        for one, other in found:
+            if one.is_stolen:
+                closed.add(other)
             if other not in until_ns:
                 until_ns[other] = None
                 todo.append(other)
-    for key_id in until_ns:
-        given, known = forward.get(key_id, []), until_ns[key_id]
-        if len(given) == 1:
-            until_ns[key_id] = given[0][1] if known is None else min(known, given[0][1])
+            known = until_ns[one.old]
+            until_ns[one.old] = one.at_ns if known is None else min(known, one.at_ns)
     return KeyRing(until_ns)
 
 
-def _handovers(published: object) -> Iterator[tuple[str, str, int]]:
+@dataclass(frozen=True)
+class _Handover:
+    old: str
+    new: str
+    at_ns: int
+    is_stolen: bool
+
+
+def _handovers(published: object) -> set[_Handover]:
     rows = published.get("keys") if isinstance(published, Mapping) else None
-    seen = set()
+    found = set()
     for row in rows[:_MOST_KEYS] if isinstance(rows, list) else []:
-        pair = row.get("handover") if isinstance(row, Mapping) else None
-        if not isinstance(pair, list) or len(pair) != 2:
-            continue
-        try:
-            content, same = (verify_document(one, None) for one in pair)
-            old, new, at_ns = content["from"], content["to"], parse_time(content["at"])[0]
-        except (SignatureError, ValueError, KeyError, TypeError):
-            continue
-        signed_by = (pair[0]["key_id"], pair[1]["key_id"])
-        if content != same or content.get("schema") != HANDOVER_SCHEMA or signed_by != (old, new):
-            continue
-        if (old, new, at_ns) not in seen:
-            seen.add((old, new, at_ns))
-            yield old, new, at_ns
+        signed = row.get("handover") if isinstance(row, Mapping) else None
+        if isinstance(signed, list) and 1 <= len(signed) <= 2:
+            with contextlib.suppress(SignatureError, ValueError, KeyError, TypeError):
+                found.add(_read_handover(signed))
+    return found
+
+
+def _read_handover(signed: list[Any]) -> _Handover:
+    contents = [verify_document(one, None) for one in signed]
+    content = contents[0]
+    is_stolen = content.get("stolen") is True
+    by = [content["to"]] if is_stolen else [content["from"], content["to"]]
+    if any(one != content for one in contents) or [one["key_id"] for one in signed] != by:
+        raise ValueError("is not signed by the keys it names")
+    if content.get("schema") != HANDOVER_SCHEMA or not all(isinstance(key, str) for key in by):
+        raise ValueError("is no handover")
+    return _Handover(str(content["from"]), content["to"], parse_time(content["at"])[0], is_stolen)

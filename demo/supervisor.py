@@ -21,9 +21,12 @@ EXCHANGE_S = 300.0  # how long a server that is away is asked for the permit
 
 
 def pin_keys(server_url: str) -> list[str]:
-    """Return the fingerprints the server publishes, to be pinned at launch."""
+    """Return the fingerprint of the key the server signs with, to be pinned at launch.
+
+    Only that one: keys before it are trusted as far as they handed over to it.
+    """
     with urllib.request.urlopen(f"{server_url}/.well-known/andon-keys.json", timeout=10) as answer:
-        return [key["key_id"] for key in json.load(answer)["keys"]]
+        return [key["key_id"] for key in json.load(answer)["keys"] if key["current"]]
 
 
 class Supervisor:

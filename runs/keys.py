@@ -53,9 +53,11 @@ def published() -> dict[str, Any]:
     if all(row.key_id != current.key_id for row in rows):
         rows.append(_first(current))
     given: dict[str, datetime] = {}
+    stolen: set[str] = set()
     for row in rows:
         for one in row.handover or []:
             given[one["from"]] = row.since
+            stolen |= {one["from"]} if one.get("stolen") else set()
     shown = [
         keys.PublicKey(
             key_id=row.key_id,
@@ -63,6 +65,7 @@ def published() -> dict[str, Any]:
             since=_rfc3339(row.since),
             until=None if row.key_id == current.key_id else _until(given.get(row.key_id), row),
             handover=row.handover,
+            is_stolen=row.key_id in stolen,
         )
         for row in reversed(rows)
     ]
@@ -74,26 +77,32 @@ def _until(given: datetime | None, row: ServerKey) -> str:
     return _rfc3339(given or row.since)
 
 
-def trusted_keys() -> KeyRing:
+def trusted_keys(*, for_evidence: bool = False) -> KeyRing:
     """Return the keys whose signatures this server accepts: its own, and those that led to it.
 
     A row of the table counts only through handovers that end at the key in the key file.
+
+    Args:
+        for_evidence: also a key that was stolen, for what it sealed until it was given up.
     """
-    return keys.follow(published(), [server_key().key_id])
+    return keys.follow(published(), [server_key().key_id], for_evidence=for_evidence)
 
 
 def public_keys(key_ids: set[str]) -> list[bytes]:
     """Return the raw public keys of trusted fingerprints among `key_ids`."""
-    wanted = key_ids & set(trusted_keys())
+    wanted = key_ids & set(trusted_keys(for_evidence=True))
     rows = {row.key_id: bytes(row.public_key) for row in ServerKey.objects.filter(key_id__in=wanted)}
     rows |= {server_key().key_id: server_key().public_bytes} if server_key().key_id in wanted else {}
     return sorted(rows.values())
 
 
-def rotate(old_file: Path, new_file: Path) -> SigningKey:
+def rotate(old_file: Path, new_file: Path, *, is_stolen: bool = False) -> SigningKey:
     """Hand over from the key in `old_file` to the one in `new_file`, made when it is not there.
 
     Both may be the server's key file: the new key then takes its place, and the old private key is gone.
+
+    Args:
+        is_stolen: the old key is given up: what it sealed until now stays, and nobody follows it.
 
     Raises:
         OSError, ValueError: a file holds no key, or cannot be written. Nothing has changed.
@@ -107,14 +116,14 @@ def rotate(old_file: Path, new_file: Path) -> SigningKey:
     if new.key_id == old.key_id:
         raise ValueError(f"{new_file}: holds the same key as {old_file}")
     with transaction.atomic():
-        _record(old, new)
+        _record(old, new, is_stolen)
     if replaces:
         os.replace(target, new_file)
         fsync_directory(new_file.parent)
     return new
 
 
-def _record(old: SigningKey, new: SigningKey) -> None:
+def _record(old: SigningKey, new: SigningKey, is_stolen: bool) -> None:
     with connection.cursor() as cursor:  # of two commands at once, one hands over
         cursor.execute("SELECT pg_advisory_xact_lock(%s, 0)", [_HANDOVER])
     if not ServerKey.objects.filter(key_id=old.key_id).exists():
@@ -131,7 +140,9 @@ def _record(old: SigningKey, new: SigningKey) -> None:
         key_id=new.key_id,
         public_key=new.public_bytes,
         since=at,
-        handover=keys.handover(old, new, _rfc3339(at)),
+        handover=keys.given_up(old.key_id, new, _rfc3339(at))
+        if is_stolen
+        else keys.handover(old, new, _rfc3339(at)),
     )
 
 

@@ -86,6 +86,33 @@ def test_two_successors_of_one_key_are_a_contradiction():
     assert set(ring) == {K[0].key_id}
 
 
+def test_a_stolen_key_leads_nowhere_and_keeps_what_it_sealed():
+    thief = SigningKey.generate()
+    honest = published((K[0], K[1], TIMES[0]))
+    honest["keys"].insert(0, keys.document([public(K[2], TIMES[1], None, None)])["keys"][0])
+    honest["keys"][0]["handover"] = keys.given_up(K[1].key_id, K[2], TIMES[1])
+    everybody = {key.key_id for key in K[:3]}
+    assert set(keys.follow(honest, {K[2].key_id})) == {K[2].key_id}
+    assert set(keys.follow(honest, {K[1].key_id})) == {K[0].key_id, K[1].key_id}
+    ring = keys.follow(honest, {K[2].key_id}, for_evidence=True)
+    assert set(ring) == everybody
+    ring.check_time(K[1].key_id, parse_time(TIMES[1])[0])
+    with pytest.raises(SignatureError):
+        ring.check_time(K[1].key_id, parse_time(TIMES[2])[0])
+    # What the thief adds leads nowhere: neither on from the stolen key, nor by words of another key.
+    honest["keys"].insert(0, keys.document([public(thief, TIMES[2], None, None)])["keys"][0])
+    for planted in (
+        keys.handover(K[1], thief, TIMES[0]),
+        keys.given_up(K[2].key_id, thief, TIMES[0]),
+        keys.given_up(thief.key_id, K[1], TIMES[0]),
+    ):
+        honest["keys"][0]["handover"] = planted
+        found = keys.follow(honest, {K[2].key_id}, for_evidence=True)
+        assert K[2].key_id in found
+        assert found.until_ns[K[2].key_id] is None
+        assert set(found) <= everybody
+
+
 def test_a_permit_of_the_key_before_is_accepted_and_one_after_its_handover_is_not():
     ring = keys.follow(published((K[0], K[1], TIMES[1])), {K[1].key_id})
     before, after = "2026-01-31T23:00:00Z", "2026-02-01T01:00:00Z"

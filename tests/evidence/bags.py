@@ -11,7 +11,8 @@ from typing import IO
 
 from andon import bag_format as form
 from andon import chain
-from andon.bag_verify import Report, open_tree, verify
+from andon.bag_trees import open_tree
+from andon.bag_verify import Report, verify
 from andon.signing import SigningKey, seal_envelope
 
 ROOT = Path(__file__).resolve().parents[2]

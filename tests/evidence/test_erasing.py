@@ -10,7 +10,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.test import Client
 
-from andon.bag_verify import open_tree, verify
+from andon.bag_trees import open_tree
+from andon.bag_verify import verify
 from evidence.actions import note_access, open_dossier, waive
 from evidence.custody import verify_custody
 from evidence.exporting import export_bag

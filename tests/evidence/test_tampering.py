@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import pytest
 from django.conf import LazySettings
@@ -14,7 +15,8 @@ from django.core.management import call_command
 
 from andon import bag_format as form
 from andon import chain
-from andon.bag_verify import ZipTree, verify
+from andon.bag_trees import Unreadable, ZipTree
+from andon.bag_verify import verify
 from andon.bag_writing import keys_file
 from andon.cli import main
 from andon.signing import SigningKey, seal_envelope
@@ -166,6 +168,20 @@ def test_a_forged_key_is_caught(bag: Path) -> None:
     assert any("asked for" in one for one in verify(MemoryTree(forged), server_key().key_id).problems)
 
 
+def test_a_bag_that_cannot_be_read_is_neither_good_nor_bad(small: Path) -> None:
+    class Broken(MemoryTree):
+        def open(self, name: str) -> IO[bytes]:
+            if name == form.CUSTODY:
+                raise OSError(5, "Input/output error", name)
+            return super().open(name)
+
+    with pytest.raises(Unreadable, match="Input/output error"):
+        verify(Broken(files_of(small)))
+    (small / "andon" / "custody.ndjson").unlink()
+    (small / "andon" / "custody.ndjson").mkdir()
+    assert main(["verify", str(small)]) == 1  # an empty directory is no file that could not be read
+
+
 def test_a_forged_bag_is_consistent_at_most_and_never_pinned(dossier: Dossier, bag: Path) -> None:
     """Whoever writes a whole bag with a key of their own gets "not pinned", and with --key a failure."""
     forger, files = SigningKey.generate(), files_of(bag)
@@ -207,14 +223,15 @@ def test_a_forged_bag_is_consistent_at_most_and_never_pinned(dossier: Dossier, b
     assert verify(MemoryTree(mixed)).problems
 
 
+@pytest.mark.parametrize("words", [(), ("--stolen",)])
 def test_after_the_key_was_rotated_old_seals_and_old_bags_verify(
-    dossier: Dossier, bag: Path, tmp_path: Path, settings: LazySettings
+    words: tuple[str, ...], dossier: Dossier, bag: Path, tmp_path: Path, settings: LazySettings
 ) -> None:
     old = server_key().key_id
     # On a key file of its own: the session's key stays as it is.
     settings.SIGNING_KEY_FILE = _copied(settings.SIGNING_KEY_FILE, tmp_path / "key.pem")
     assert server_key().key_id == old
-    call_command("rotate_key")
+    call_command("rotate_key", *words)
     new = server_key().key_id
     assert new != old
     assert verify_custody(dossier) == []

@@ -88,6 +88,33 @@ def test_jobs_launched_before_and_after_it_believe_what_both_keys_signed(
     assert permit.verify(one, trusted=ring, at=time.time()).permit == "p"
 
 
+def test_a_stolen_key_is_believed_by_nobody_and_its_orders_are_given_again(
+    key_file: Path, trainer: Trainer
+) -> None:
+    old = server_key().key_id
+    with transaction.atomic():
+        set_directive(
+            run=lock_run(trainer.run.pk), kind="hold", incident="7", mode="exit", deadline=timezone.now()
+        )
+    before = trainer.get("directive").json()
+    with pytest.raises(CommandError, match="must not sign on"):
+        call_command("rotate_key", "--stolen", "--to", str(key_file.with_name("next.pem")))
+    call_command("rotate_key", "--stolen")
+    after = trainer.get("directive").json()
+    assert after["key_id"] == server_key().key_id != old
+    assert after["seq"] == before["seq"] + 1
+    same = ("kind", "run", "attempt", "mode", "deadline", "incident", "plan", "permit")
+    assert [after[name] for name in same] == [before[name] for name in same]
+    assert set(trusted_keys()) == {server_key().key_id}
+    assert set(trusted_keys(for_evidence=True)) == {old, server_key().key_id}
+    rows = published(trainer)["keys"]
+    assert [(row["key_id"], row["stolen"]) for row in rows] == [(server_key().key_id, False), (old, True)]
+    late = Follower(trainer.run.slug, trusted={server_key().key_id})
+    late.learn(published(trainer))
+    assert not late.offer(before)
+    assert late.offer(after)
+
+
 def _permit(run: str) -> Permit:
     now_ns = time.time_ns()
     return Permit(

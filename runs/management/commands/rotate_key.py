@@ -1,4 +1,4 @@
-"""`manage.py rotate_key [--to FILE | --from FILE]`."""
+"""`manage.py rotate_key [--to FILE | --from FILE] [--stolen]`."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from runs.keys import rotate
+from runs.signing_anew import sign_directives_anew
 
 
 class Command(BaseCommand):
@@ -32,14 +33,27 @@ class Command(BaseCommand):
             help="the key file was replaced already: hand over from the old key in FILE",
         )
 
+        parser.add_argument(
+            "--stolen",
+            action="store_true",
+            help="the old key is in other hands: nobody follows it, what it sealed until now stays, and "
+            "directives in force are signed anew",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         """Run the command."""
         own = Path(settings.SIGNING_KEY_FILE)
+        if options["stolen"] and options["to"]:
+            raise CommandError("a stolen key must not sign on: swap the file first, then --from OLD --stolen")
         old, new = options["old"] or own, options["to"] or own
         try:
-            made = rotate(old, new)
+            made = rotate(old, new, is_stolen=options["stolen"])
         except (OSError, ValueError) as error:
             raise CommandError(f"not rotated: {error}") from error
         self.stdout.write(f"signs from now on: {made.key_id}")
+        if options["stolen"]:
+            self.stdout.write(
+                f"{sign_directives_anew()} directives were signed anew; pin this key at every job"
+            )
         if options["to"]:
             self.stdout.write(f"put {new} in the place of {own} now: until then the old key still signs")
