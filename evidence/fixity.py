@@ -146,7 +146,8 @@ def _pages() -> Iterator[list[StoredObject]]:
 
 def _protection(store: Vault, one: StoredObject) -> dict[str, Any] | VaultError:
     try:
-        return store.protection(one.key, one.version_id)
+        now, over = store.protection(one.key, one.version_id), store.covered(one.key, one.version_id)
+        return now | {"over": over} if over else now
     except VaultError as error:
         return error
 
@@ -171,32 +172,44 @@ def _refresh(
 ) -> None:
     if not changed:
         return
-    dossier = item.dossier
     # After two people released it, locks go because they should.
-    lost = [
-        pair for pair in changed if dossier.released_at is None and is_less(pair[0].protected_by, pair[1])
+    released = item.dossier.released_at is not None
+    lost = [] if released else [(one, now) for one, now in changed if is_less(one.protected_by, now)]
+    covered = [
+        (one, now) for one, now in changed if now.get("over") and one.protected_by.get("over") != now["over"]
     ]
     with transaction.atomic():
         guard()
         for one, now in changed:
             StoredObject.objects.filter(pk=one.pk).update(protected_by=now)
-        if lost:
-            one, now = lost[0]
-            before = str(one.protected_by.get("says", ""))
-            custody.append(
-                dossier,
-                "protection lost",
-                item_name=item.name,
-                data={
-                    "objects": len(lost),
-                    "paths": [other.path for other, _ in lost[:_NAMED]],
-                    "before": before,
-                    "now": str(now.get("says", "")),
-                },
-            )
-            says = f"{item.name}: {len(lost)} objects were {before}, now {now.get('says')}"
-            transaction.on_commit(lambda: alarm(dossier, "protection lost", says), robust=True)
+        _tell(item, "protection lost", [(one, _before(one), str(now.get("says"))) for one, now in lost])
+        _tell(item, "covered", [(one, "", f"{now['over']} lies over it") for one, now in covered])
     done.lost += len(lost)
+
+
+def _before(one: StoredObject) -> str:
+    return str(one.protected_by.get("says", ""))
+
+
+def _tell(item: Item, what: str, found: list[tuple[StoredObject, str, str]]) -> None:
+    """Write one custody row for all objects of an item, and raise one alarm."""
+    if not found:
+        return
+    _, before, now = found[0]
+    custody.append(
+        item.dossier,
+        what,
+        item_name=item.name,
+        data={
+            "objects": len(found),
+            "paths": [one.path for one, _, _ in found[:_NAMED]],
+            "before": before,
+            "now": now,
+        },
+    )
+    change = f"were {before}, now {now}" if before else f"are no longer the newest: {now}"
+    says = f"{item.name}: {len(found)} objects {change}"
+    transaction.on_commit(lambda: alarm(item.dossier, what, says), robust=True)
 
 
 # --- bytes

@@ -8,5 +8,5 @@ from django.dispatch import Signal
 bag_exporting = Signal()
 
 # Sent after the commit that recorded it, when a sweep finds stored evidence damaged, gone or no longer
-# protected, with `dossier: Dossier`, `what` ("fixity mismatch", "protection lost") and `says`.
+# protected, with `dossier: Dossier`, `what` ("fixity mismatch", "protection lost", "covered") and `says`.
 vault_alarm = Signal()

@@ -91,6 +91,13 @@ class Vault(Protocol):
         """Return what protects a version, as read back from the store now. Raises VaultError."""
         ...
 
+    def covered(self, key: str, version_id: str) -> str:
+        """Return what lies over a version ("a delete marker", "a newer version …"), "" when nothing does.
+
+        Raises VaultError.
+        """
+        ...
+
     def extend(self, key: str, version_id: str, lock: str, until: datetime) -> dict[str, Any]:
         """Lock a version until at least `until`, and return what protects it then, as read back.
 

@@ -115,6 +115,10 @@ class DirectoryVault:
             return PROTECTION | {"mode": "none", "says": "not protected: the file was made writable"}
         return dict(PROTECTION)
 
+    def covered(self, key: str, version_id: str) -> str:
+        """See `Vault.covered`. A directory has no versions: other bytes are a mismatch."""
+        return ""
+
     def extend(self, key: str, version_id: str, lock: str, until: datetime) -> dict[str, Any]:
         """See `Vault.extend`. A directory keeps no dates; Andon's own rows do."""
         return self.protection(key, version_id)

@@ -194,6 +194,26 @@ class S3Vault:
         except (BotoCoreError, ClientError) as error:
             raise self._error(key, error) from error
 
+    def covered(self, key: str, version_id: str) -> str:
+        """See `Vault.covered`. A second upload of the same bytes covers nothing."""
+        try:
+            pages = list(
+                self.client.get_paginator("list_object_versions").paginate(
+                    Bucket=self.place.bucket, Prefix=key
+                )
+            )
+        except (BotoCoreError, ClientError) as error:
+            raise self._error(key, error) from error
+        markers = [row for page in pages for row in page.get("DeleteMarkers", []) if row["Key"] == key]
+        if any(row["IsLatest"] for row in markers):
+            return "a delete marker"
+        rows = [row for page in pages for row in page.get("Versions", []) if row["Key"] == key]
+        ours = next((row for row in rows if version_of(row) == version_id), None)
+        newest = next((row for row in rows if row["IsLatest"]), ours)
+        if newest is None or ours is None or (newest["Size"], newest["ETag"]) == (ours["Size"], ours["ETag"]):
+            return ""
+        return f"a newer version ({version_of(newest)})"
+
     def extend(self, key: str, version_id: str, lock: str, until: datetime) -> dict[str, Any]:
         """See `Vault.extend`."""
         try:

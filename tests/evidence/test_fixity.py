@@ -275,6 +275,39 @@ def test_a_lock_that_was_lifted_is_noticed(sources: Path, vault_s3: str, alarms:
     assert len(alarms) == 2
 
 
+def test_what_lies_over_a_version_is_noticed_and_the_version_still_read(
+    sources: Path, vault_s3: str, alarms: list[tuple[str, str]]
+) -> None:
+    dossier = make_dossier(sources)
+    store = vault()
+    assert isinstance(store, S3Vault)
+    client, (hidden, replaced, again) = store.client, [stored(dossier, number) for number in range(3)]
+    client.delete_object(Bucket=vault_s3, Key=hidden.key)
+    client.put_object(Bucket=vault_s3, Key=replaced.key, Body=b"other bytes")
+    body = store.open(again.key, again.version_id).read()
+    client.put_object(Bucket=vault_s3, Key=again.key, Body=body)  # the same bytes twice cover nothing
+    done = sweep()
+    assert (done.objects, done.mismatches, done.lost) == (4, 0, 0)
+    row = rows(dossier, "covered")[0]
+    assert sorted(row.data["paths"]) == [hidden.path, replaced.path]
+    assert [what for what, _ in alarms] == ["covered"]
+    hidden.refresh_from_db()
+    assert hidden.protected_by["over"] == "a delete marker"
+    assert hidden.protected_by["legal_hold"] is True
+    sweep()
+    assert len(rows(dossier, "covered")) == 1
+    client.delete_object(
+        Bucket=vault_s3,
+        Key=hidden.key,
+        VersionId=client.list_object_versions(Bucket=vault_s3, Prefix=hidden.key)["DeleteMarkers"][0][
+            "VersionId"
+        ],
+    )
+    sweep()
+    hidden.refresh_from_db()
+    assert "over" not in hidden.protected_by
+
+
 def test_after_two_people_released_it_locks_may_go(sources: Path, vault_s3: str) -> None:
     dossier = make_dossier(sources)
     Dossier.objects.filter(pk=dossier.pk).update(released_at=timezone.now())
