@@ -79,12 +79,17 @@ def nodes_of(attempt: Attempt | None, ranks: Iterable[int]) -> list[str]:
     return sorted({str(node["node"]) for node in nodes if not wanted.isdisjoint(node.get("ranks") or [])})
 
 
+_RANKS_OF_A_NODE = 128  # no node has more; a tie of more ranks is not looked up
 _NODES = """
-SELECT i.id, n ->> 'node'
-FROM incidents_incident i
-JOIN runs_attempt a ON a.run_id = i.run_id AND a.number = i.attempt
+WITH wanted AS MATERIALIZED (
+    SELECT id, run_id, attempt, first_bad -> 'ranks' AS ranks FROM incidents_incident
+    WHERE id = ANY(%s) AND jsonb_array_length(first_bad -> 'ranks') BETWEEN 1 AND %s
+)
+SELECT w.id, n ->> 'node'
+FROM wanted w
+JOIN runs_attempt a ON a.run_id = w.run_id AND a.number = w.attempt
 CROSS JOIN LATERAL jsonb_array_elements(a.nodes) n
-WHERE i.id = ANY(%s) AND i.first_bad -> 'ranks' <> '[]' AND n -> 'ranks' @> (i.first_bad -> 'ranks')
+WHERE n -> 'ranks' @> w.ranks
 """
 
 
@@ -97,7 +102,7 @@ def only_node(incidents: Iterable[Incident]) -> dict[int, str]:
     if not wanted:
         return {}
     with connection.cursor() as cursor:
-        cursor.execute(_NODES, [wanted])
+        cursor.execute(_NODES, [wanted, _RANKS_OF_A_NODE])
         return dict(cursor.fetchall())
 
 
