@@ -220,7 +220,7 @@ def store() -> Store:
     name = vault().name
     probe = StoreProbe.objects.filter(store=name[:300]).order_by("-probed_at").first()
     if probe is None:
-        return Store(name, "Not tested yet: what this store enforces is not known.", False, False, None)
+        return Store(name, "Not tested yet: what this store enforces is not known", False, False, None)
     failing = Work.objects.filter(
         kind=PROBE, state__in=[Work.State.DUE, Work.State.CLAIMED, Work.State.FAILED]
     ).exclude(error="")
@@ -233,6 +233,6 @@ def store() -> Store:
         )
     # The probe runs daily; an answer much older than that is a memory, not a fact.
     if now - probe.probed_at > OLD_AFTER * 1.5:
-        return Store(name, f"Unknown since {since}: nobody has tested the store since.", False, False, probe)
-    says = str(probe.result.get("says", "")) or "the probe says nothing"
+        return Store(name, f"Unknown since {since}: nobody has tested the store since", False, False, probe)
+    says = str(probe.result.get("says", "")).rstrip(".") or "the probe says nothing"
     return Store(name, says[:1].upper() + says[1:], True, not says.startswith("not locked"), probe)
