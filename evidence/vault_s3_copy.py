@@ -12,8 +12,9 @@ from evidence.sources import S3Source, Source, s3_error
 from evidence.vault_s3_lock import error_code
 from evidence.vault_s3_parts import Job, Made, Multipart, in_flight, version_of
 
-# One request copies up to this; more is copied in parts at the same time, so that no request takes long.
-WHOLE_UP_TO_BYTES = 256 << 20
+# One request copies up to this, which many stores do by reference; more is copied in parts at the same time,
+# so that no request takes minutes.
+WHOLE_UP_TO_BYTES = 1 << 30
 PART_BYTES = 64 << 20
 PARTS_AT_ONCE = 8
 # By these a store says that it does not copy, or that we may not have it copy; reading may work all the same.

@@ -14,9 +14,10 @@ from evidence.vault import BytesDiffer
 from evidence.vault_s3_lock import error_code
 from evidence.vault_s3_parts import Job, Made, Memory, Multipart, in_flight, version_of
 
-# Held in memory by all uploads of a process together. Four parts keep two cores and a fast store busy.
-MEMORY_BYTES = 4 * PART_BYTES
-PARTS_AT_ONCE = 4
+# Held in memory by all uploads of a process together: a worker weighs 150 MB before it begins, and two parts
+# under way keep two cores and a fast store busy.
+MEMORY_BYTES = 2 * PART_BYTES
+PARTS_AT_ONCE = 2
 # A larger part (of an object above 70 GB, which has no more than 10,000) is read again while it is sent.
 BUFFERED_UP_TO_BYTES = PART_BYTES
 
