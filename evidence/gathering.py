@@ -277,11 +277,9 @@ def held_pieces(item: Item) -> list[Piece]:
             source = FileSource(file, int(entry["bytes"]))
         elif entry.get("node"):
             source = agents.source_of(entry, uri, Path(uri).name)
+        elif entry.get("version_id"):
+            source = sources.held_version(child(uri, path), str(entry["version_id"]), int(entry["bytes"]))
         else:
-            source = sources.open_uri(
-                child(uri, path),
-                version_id=str(entry.get("version_id") or ""),
-                expected_bytes=int(entry["bytes"]),
-            )
+            source = sources.open_uri(child(uri, path), expected_bytes=int(entry["bytes"]))
         pieces.append(Piece(name, source, str(entry.get("sha256") or "")))
     return pieces
