@@ -44,7 +44,6 @@ from runs.work import Lease, Payload, Retry, enqueue, handler
 HOLD = "evidence.hold"
 ITEM = "evidence.item"
 SETTLE_WORK = "evidence.settle"
-FILES_AT_ONCE = 4
 PROGRESS_EVERY_S = 1.0
 # A checkpoint that nobody could verify by then no longer keeps an older, verified one from being used.
 VERIFY_PATIENCE = timedelta(minutes=5)
@@ -176,8 +175,8 @@ def _copy(item: Item, dossier: Dossier, lease: Lease) -> None:
     try:
         pieces = held_pieces(item) if is_held_first(item) else gather(item, dossier, spool)
         _protect_offers(item, dossier)
-        _begin(item, lease, pieces)
-        _store_all(item, dossier, lease, pieces)
+        first = _begin(item, lease, pieces)
+        _store_all(item, dossier, lease, pieces, first)
         _finish(item, lease, pieces)
     finally:
         shutil.rmtree(spool, ignore_errors=True)
@@ -216,18 +215,21 @@ def _protect_offers(item: Item, dossier: Dossier) -> None:
             hold_uris(dossier, item)
 
 
-def _begin(item: Item, lease: Lease, pieces: list[Piece]) -> None:
+def _begin(item: Item, lease: Lease, pieces: list[Piece]) -> bool:
+    """Note that copying begins; returns whether it is the first try, before which nothing can be stored."""
     with _locked(item, lease) as fresh:
         if fresh.state in seals.FINAL:
-            return
+            return False
+        first = bool(fresh.state != Item.State.COLLECTING)
         fresh.state = Item.State.COLLECTING
         fresh.bytes_total = sum(piece.source.bytes_total for piece in pieces)
         fresh.bytes_done = 0
         fresh.silent_since, fresh.why = None, ""
         fresh.save()
+    return first
 
 
-def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) -> None:
+def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece], first: bool) -> None:
     progress = _Progress(item)
     have = {one.path: one for one in StoredObject.objects.filter(item=item)}
     store = vault()
@@ -244,6 +246,7 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) 
                 lock=item.lock,
                 until=item.retain_until,
                 progress=progress.add,
+                first=first,
             )
         finally:
             connection.close()  # of this thread, should the store have asked the database
@@ -261,7 +264,7 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece]) 
         else:
             todo.append(piece)
     agents.ask(item, elsewhere)
-    with ThreadPoolExecutor(FILES_AT_ONCE) as pool:
+    with ThreadPoolExecutor(store.at_once) as pool:
         futures = [pool.submit(one, piece) for piece in todo]
         try:
             for future in as_completed(futures):
