@@ -178,7 +178,7 @@ VAULT_URL = env.text(
 VAULT_PUBLIC_URL = env.text(
     "ANDON_VAULT_PUBLIC_URL",
     shown="the endpoint of ANDON_VAULT_URL",
-    about="S3 endpoint that is signed into the upload URLs of node agents, where they reach it by another name",
+    about="S3 endpoint in the upload URLs of node agents, where they reach it by another name",
 ).rstrip("/")
 SOURCE_ROOTS = [
     Path(root)
