@@ -42,20 +42,12 @@ FROM runs_firstbad WHERE run_id = %s AND attempt = %s AND step = %s AND {}
 GROUP BY stream, rank, micro_batch, phase, view, bits, series, value
 """
 _AT_APPLIED, _AT_SKIPPED = _AT.format("NOT skipped"), _AT.format("skipped")
-_RECORDED = """
-SELECT least(
-    (SELECT min(step) FROM runs_event WHERE run_id = %(run)s AND attempt = %(attempt)s AND type = 'step'),
-    (SELECT min(step_first) FROM runs_frame
-     WHERE run_id = %(run)s AND attempt = %(attempt)s AND stream = 'rank'),
-    (SELECT min(step_first) FROM runs_frame
-     WHERE run_id = %(run)s AND attempt = %(attempt)s AND stream = 'layer'))
-"""
 
 
 def first_recorded_step(run: Run, attempt: int) -> int | None:
     """Return the lowest step of an attempt that anything was posted about."""
     with raw_cursor() as cursor:
-        cursor.execute(_RECORDED, {"run": run.pk, "attempt": attempt})
+        cursor.execute("SELECT andon_first_recorded_step(%s, %s)", (run.pk, attempt))
         row = cursor.fetchone()
     return None if row is None or row[0] is None else int(row[0])
 
