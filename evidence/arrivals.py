@@ -43,20 +43,7 @@ def arrive(payload: Payload, lease: Lease) -> None:
         item = type(task.item).objects.select_for_update(no_key=True).get(pk=task.item_id)
         if item.state not in FINAL:
             # Too late for an item that ended: a sealed one must not gain an object that no seal names.
-            StoredObject.objects.update_or_create(
-                item=item,
-                path=task.path,
-                defaults={
-                    "key": stored.key,
-                    "version_id": stored.version_id,
-                    "bytes_total": stored.bytes_total,
-                    "sha256": stored.sha256,
-                    "part_bytes": stored.part_bytes,
-                    "part_sha256": list(stored.part_sha256),
-                    "protected_by": stored.protected_by,
-                    "stored_at": now,
-                },
-            )
+            StoredObject.objects.update_or_create(item=item, path=task.path, defaults=stored.row(now))
         others = AgentTask.objects.filter(item=item, done_at=None).exclude(pk=task.pk)
         if item.state not in FINAL and not others.exists():
             enqueue(kind="evidence.item", key=str(item.pk), payload={"item": item.pk})

@@ -45,6 +45,19 @@ class Stored:
     part_sha256: tuple[str, ...]
     protected_by: dict[str, Any] = field(default_factory=dict)
 
+    def row(self, at: datetime) -> dict[str, Any]:
+        """Return the fields of the `StoredObject` that says so."""
+        return {
+            "key": self.key,
+            "version_id": self.version_id,
+            "bytes_total": self.bytes_total,
+            "sha256": self.sha256,
+            "part_bytes": self.part_bytes,
+            "part_sha256": list(self.part_sha256),
+            "protected_by": self.protected_by,
+            "stored_at": at,
+        }
+
 
 class Vault(Protocol):
     """Where evidence is kept. Keys hold the dossier, the item and the SHA-256; reads are by version."""

@@ -7,6 +7,9 @@ import pytest
 from django.conf import LazySettings
 from django.utils import timezone
 
+from evidence.exporting import export_bag
+from evidence.models import Dossier
+from tests.evidence import world
 from tests.servers import S3
 
 
@@ -57,3 +60,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     real = timezone.now
     monkeypatch.setattr(timezone, "now", lambda: real() + made.ahead)
     return made
+
+
+@pytest.fixture
+def dossier(sources: Path, vault_dir: Path) -> Dossier:
+    """A small sealed dossier: two items, two seals, a few hundred bytes."""
+    run = world.make_run()
+    world.post(run, "step", 1000, data={"loss": None, "skipped": True}, flags={"data.loss": "nan"})
+    opened = world.open_dossier(run, rules=world.policy("event_log", "topology"))
+    world.work(opened)
+    assert opened.seals.count() == 2
+    return opened
+
+
+@pytest.fixture
+def bag(dossier: Dossier, tmp_path: Path) -> Path:
+    """Its bag, as a directory."""
+    path = tmp_path / "bag"
+    export_bag(dossier, path)
+    return path

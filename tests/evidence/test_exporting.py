@@ -23,24 +23,6 @@ from tests.evidence.bags import ROOT, MemoryTree, check, command, files_of
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture
-def dossier(sources: Path, vault_dir: Path) -> Dossier:
-    """A small sealed dossier: two items, a few hundred bytes."""
-    run = world.make_run()
-    world.post(run, "step", 1000, data={"loss": None, "skipped": True}, flags={"data.loss": "nan"})
-    opened = world.open_dossier(run, rules=world.policy("event_log", "topology"))
-    world.work(opened)
-    assert opened.seals.count() == 2
-    return opened
-
-
-@pytest.fixture
-def bag(dossier: Dossier, tmp_path: Path) -> Path:
-    path = tmp_path / "bag"
-    export_bag(dossier, path)
-    return path
-
-
 def test_a_good_bag_verifies_and_is_pinned_by_its_key(bag: Path) -> None:
     assert check(bag).problems == []
     done = command(bag, "--key", server_key().key_id)

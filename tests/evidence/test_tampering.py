@@ -31,24 +31,6 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def dossier(sources: Path, vault_dir: Path) -> Dossier:
-    """A small sealed dossier: two items, two seals."""
-    run = world.make_run()
-    world.post(run, "step", 1000, data={"loss": None, "skipped": True}, flags={"data.loss": "nan"})
-    opened = world.open_dossier(run, rules=world.policy("event_log", "topology"))
-    world.work(opened)
-    assert opened.seals.count() == 2
-    return opened
-
-
-@pytest.fixture
-def bag(dossier: Dossier, tmp_path: Path) -> Path:
-    path = tmp_path / "bag"
-    export_bag(dossier, path)
-    return path
-
-
-@pytest.fixture
 def small(sources: Path, vault_dir: Path, tmp_path: Path) -> Path:
     """A whole bag of at most 16 KiB: one item, one seal."""
     opened = world.open_dossier(world.make_run(), rules=world.policy("topology"))
