@@ -37,7 +37,10 @@ def commands(page: Path) -> list[tuple[str, str]]:
     text = page.read_text("utf-8")
     found = [(match.start(), match[1], match[2]) for match in FENCE.finditer(text)]
     rest = FENCE.sub(lambda match: " " * len(match[0]), text)
-    for pattern in (r"^    ((?:make|\.venv/bin/)\S*.*)$", r"`((?:andon|python manage\.py|python -m) [^`]+)`"):
+    for pattern in (
+        r"^    ((?:make|\.venv/bin/)\S*.*)$",
+        r"`((?:andon|(?:\.venv/bin/)?python manage\.py|python -m) [^`]+)`",
+    ):
         found += [(match.start(), "sh", match[1]) for match in re.finditer(pattern, rest, re.M)]
     return [
         (language, block)
