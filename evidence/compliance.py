@@ -40,13 +40,19 @@ def why_not(dossier: Dossier) -> Reason:
     if not wanted(dossier):
         return "nothing", "No sealed item's policy asks for COMPLIANCE, or all have it."
     budget = policy_for(dossier.run_id).vault.compliance_gb_days
-    used, more = gb_days_used(dossier), int(_subject(dossier)["gb_days"])
+    used, more = gb_days_used(dossier), int(subject(dossier)["gb_days"])
     if used + more > budget:
         return (
             "over-budget",
             f"It needs {more:,} GB × days; {used:,} of the run's {budget:,} are used. A policy can raise it.",
         )
     return None
+
+
+def budget(dossier: Dossier) -> dict[str, str]:
+    """Return what of its run's budget is used, as its page says it."""
+    most = policy_for(dossier.run_id).vault.compliance_gb_days
+    return {"Budget": f"{gb_days_used(dossier):,} of the run's {most:,} GB × days are used, by policy"}
 
 
 def gb_days_used(dossier: Dossier) -> int:
@@ -56,7 +62,7 @@ def gb_days_used(dossier: Dossier) -> int:
         kind=_KIND,
         state__in=[VaultRequest.State.APPROVED, VaultRequest.State.DONE],
     )
-    return sum(int(subject.get("gb_days", 0)) for subject in agreed.values_list("subject", flat=True))
+    return sum(int(one.get("gb_days", 0)) for one in agreed.values_list("subject", flat=True))
 
 
 def request_compliance(*, dossier: Dossier, person: Person, why: str) -> VaultRequest:
@@ -65,9 +71,7 @@ def request_compliance(*, dossier: Dossier, person: Person, why: str) -> VaultRe
     Raises:
         Refused: not-allowed, reason-needed, asked-already, or a code of `why_not`.
     """
-    return two_people.ask(
-        dossier=dossier, kind=_KIND, person=person, why=why, judge=why_not, subject=_subject
-    )
+    return two_people.ask(dossier=dossier, kind=_KIND, person=person, why=why, judge=why_not, subject=subject)
 
 
 def confirm_compliance(*, request: VaultRequest, person: Person) -> VaultRequest:
@@ -77,11 +81,11 @@ def confirm_compliance(*, request: VaultRequest, person: Person) -> VaultRequest
         Refused: not-allowed, over, not-you, changed, or a code of `why_not`.
     """
     return two_people.agree(
-        request=request, kind=_KIND, person=person, judge=why_not, subject=_subject, then=_lock
+        request=request, kind=_KIND, person=person, judge=why_not, subject=subject, then=_lock
     )
 
 
-def _subject(dossier: Dossier) -> dict[str, Any]:
+def subject(dossier: Dossier) -> dict[str, Any]:
     """Return what is confirmed: items with bytes and dates, GB × days rounded up, and the monthly cost."""
     items = wanted(dossier)
     policy: Policy = policy_for(dossier.run_id)

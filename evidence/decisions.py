@@ -1,8 +1,7 @@
-"""What people decide about evidence: open a dossier by hand, release one, delete what it stores."""
+"""What people decide about evidence: open a dossier by hand, close it, keep it longer, let it go."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, date, datetime, time
+from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
@@ -10,10 +9,10 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from evidence import actions, listing, reading, release, two_people
+from evidence import actions, listing, reading, retention, two_people
 from evidence.models import Dossier, VaultRequest
 from evidence.refused import Refused
-from evidence.two_people import Reason
+from evidence.steps import CLOSE, EXTEND, TWO_PEOPLE, Step, TwoPeople, subject_lines
 from evidence.views import dossier_or_404
 from runs.access import project_member, visible_runs
 from runs.models import Attempt, Membership, Person, Project, Role, Run
@@ -22,40 +21,6 @@ from runs.views import person_of
 
 MAY_OPEN = (Role.RESPONDER, Role.APPROVER, Role.ADMIN)
 ATTEMPTS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """A step that two people take: its words, what stands in its way, and what carries each turn out."""
-
-    kind: VaultRequest.Kind
-    name: str
-    says: str
-    why_not: Callable[[Dossier, datetime | None], Reason]
-    ask: Callable[..., VaultRequest]
-    agree: Callable[..., VaultRequest]
-
-
-STEPS = {
-    "release": Step(
-        VaultRequest.Kind.RELEASE,
-        "Release",
-        "Lets go of what this dossier holds: legal holds, hard links, the deletion gate. What another "
-        "dossier counts on stays held. What the vault stores stays stored.",
-        release.why_not_release,
-        release.request_release,
-        release.approve_release,
-    ),
-    "deletion": Step(
-        VaultRequest.Kind.DELETION,
-        "Delete",
-        "Deletes the objects the vault stores for this dossier. The custody chain, the seals and the list "
-        "of what was there stay. This cannot be undone.",
-        release.why_not_deletion,
-        release.request_deletion,
-        release.approve_deletion,
-    ),
-}
 
 
 @never_cache
@@ -128,11 +93,11 @@ def _whole(text: str, name: str) -> int | None:
 @require_http_methods(["GET", "POST"])
 @login_required
 def two_person_step(request: HttpRequest, dossier_id: int, name: str) -> HttpResponse:
-    """Show a release or a deletion; on POST ask for it, agree to it, or decline it."""
-    step, person = STEPS[name], person_of(request)
+    """Show a step that two people take; on POST ask for it, agree to it, or decline it."""
+    step, person = TWO_PEOPLE[name], person_of(request)
     found = dossier_or_404(request, dossier_id)
     if request.method != "POST":
-        return _step_page(request, found, step)
+        return _two_page(request, found, step)
     live = two_people.live_request(found, step.kind)
     why, turn = request.POST.get("why", ""), request.POST.get("turn", "")
     try:
@@ -144,30 +109,111 @@ def two_person_step(request: HttpRequest, dossier_id: int, name: str) -> HttpRes
             prove_again(request, person)
             step.agree(request=live, person=person)
         elif turn == "decline":
-            release.decline(request=live, person=person, why=why)
+            two_people.decline(request=live, person=person, why=why)
         else:
             raise Refused("over", "Nothing was chosen.")
     except NotAgain as refused:
-        return _step_page(request, found, step, says=refused.says, status=refused.status)
+        return _two_page(request, found, step, says=refused.says, status=refused.status)
     except Refused as refused:
-        status = 403 if refused.code in {"not-allowed", "not-you"} else 409
-        return _step_page(
-            request, dossier_or_404(request, dossier_id), step, says=refused.says, status=status
-        )
+        found = dossier_or_404(request, dossier_id)
+        return _two_page(request, found, step, says=refused.says, status=_status(refused))
     return redirect(name, dossier_id)
 
 
-def _step_page(
-    request: HttpRequest, found: Dossier, step: Step, *, says: str = "", status: int = 200
+@never_cache
+@require_http_methods(["GET", "POST"])
+@login_required
+def close(request: HttpRequest, dossier_id: int) -> HttpResponse:
+    """Show the close-out of a dossier opened by hand; on POST close it."""
+    found = dossier_or_404(request, dossier_id)
+    if request.method != "POST":
+        return _page(request, found, CLOSE)
+    try:
+        retention.close_dossier(dossier=found, person=person_of(request), why=request.POST.get("why", ""))
+    except Refused as refused:
+        return _page(request, found, CLOSE, says=refused.says, status=_status(refused))
+    return redirect("dossier", dossier_id)
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+@login_required
+def extend(request: HttpRequest, dossier_id: int) -> HttpResponse:
+    """Choose a later day, read what it costs, and on POST keep the dossier until then."""
+    found = dossier_or_404(request, dossier_id)
+    given = request.POST if request.method == "POST" else request.GET
+    longer = None
+    try:
+        if "until" in given:
+            until = _end_of(given["until"])
+            if reason := retention.why_not_until(found, until):
+                raise Refused(*reason)
+            longer = reading.longer(found, until)
+        if request.method != "POST":
+            return _page(request, found, EXTEND, longer=longer, dated=True)
+        if longer is None:
+            raise Refused("no-such-day", "Choose until which day it is kept.")
+        retention.extend_retention(
+            dossier=found, person=person_of(request), until=longer.until, why=given.get("why", "")
+        )
+    except Refused as refused:
+        return _page(
+            request, found, EXTEND, says=refused.says, status=_status(refused), longer=longer, dated=True
+        )
+    return redirect("dossier", dossier_id)
+
+
+def _end_of(text: str) -> datetime:
+    """Return the last second of a day of the form, in UTC.
+
+    Raises:
+        Refused: no-such-day.
+    """
+    try:
+        return datetime.combine(date.fromisoformat(text), time(23, 59, 59), UTC)
+    except ValueError as error:
+        raise Refused("no-such-day", "The day must be a date like 2027-03-01.") from error
+
+
+def _status(refused: Refused) -> int:
+    return 403 if refused.code in {"not-allowed", "not-you"} else 409
+
+
+def _two_page(
+    request: HttpRequest, found: Dossier, step: TwoPeople, *, says: str = "", status: int = 200
 ) -> HttpResponse:
     person = person_of(request)
-    project: Project = found.run.project
     live = two_people.live_request(found, step.kind)
     everyone = list(VaultRequest.objects.filter(dossier=found, kind=step.kind).order_by("-pk"))
     people = listing.names([one.requested_by for one in everyone] + [one.decided_by for one in everyone])
-    reason = step.why_not(found, None)
     mine = live is not None and live.requested_by == str(person.opaque_id)
-    decides = project_member(person, project, *two_people.DECIDERS)
+    decides = project_member(person, found.run.project, *two_people.DECIDERS)
+    is_open = live is not None and live.state == VaultRequest.State.OPEN
+    return _page(
+        request,
+        found,
+        step,
+        says=says,
+        status=status,
+        live=live,
+        subject=subject_lines(live.subject if live else step.subject(found)),
+        asked_by=people.get(live.requested_by, "somebody") if live else "",
+        mine=mine,
+        may_agree=is_open and decides and not mine,
+        may_decline=is_open and (decides or mine),
+        deciders=_deciders(found.run.project, live.requested_by if live else str(person.opaque_id)),
+        past=[
+            (one, people.get(one.requested_by, "somebody"), people.get(one.decided_by, "somebody"))
+            for one in everyone
+            if live is None or one.pk != live.pk
+        ],
+    )
+
+
+def _page(
+    request: HttpRequest, found: Dossier, step: Step, *, says: str = "", status: int = 200, **more: Any
+) -> HttpResponse:
+    reason = step.why_not(found)
     return render(
         request,
         "evidence/step.html",
@@ -176,30 +222,20 @@ def _step_page(
             "step": step,
             "says": says,
             "why_not": reason[1] if reason else "",
-            "live": live,
-            "asked_by": people.get(live.requested_by, "somebody") if live else "",
-            "mine": mine,
-            "may_ask": project_member(person, project, *two_people.ASKERS),
-            "may_agree": live is not None and live.state == VaultRequest.State.OPEN and decides and not mine,
-            "may_decline": live is not None and live.state == VaultRequest.State.OPEN and (decides or mine),
-            "deciders": _deciders(project, live),
+            "may": project_member(person_of(request), found.run.project, *step.may),
             "keeping": reading.keeping(found),
-            "past": [
-                (one, people.get(one.requested_by, "somebody"), people.get(one.decided_by, "somebody"))
-                for one in everyone
-                if live is None or one.pk != live.pk
-            ],
-        },
+            "notes": step.notes(found),
+            "given": request.POST,
+        }
+        | more,
         status=status,
     )
 
 
-def _deciders(project: Project, live: VaultRequest | None) -> str:
-    """Return who may agree, the one who asked left out: "jonas.w or priya.n"."""
+def _deciders(project: Project, asker: str) -> str:
+    """Return who may agree, the one who asks left out: "jonas.w or priya.n"."""
     rows = Membership.objects.filter(
         project=project, roles__overlap=list(two_people.DECIDERS), person__is_active=True
     ).select_related("person")
-    names = sorted(
-        row.person.username for row in rows if live is None or str(row.person.opaque_id) != live.requested_by
-    )
+    names = sorted(row.person.username for row in rows if str(row.person.opaque_id) != asker)
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -5,9 +5,10 @@ from datetime import datetime
 from typing import Any
 
 from django.db.models import Count, Max, Q, QuerySet, Sum
+from django.utils import timezone
 
 from andon import chain
-from evidence import custody
+from evidence import custody, retention
 from evidence.listing import names
 from evidence.models import CustodyRow, Dossier, Hold, Item, StoredObject
 from evidence.overview import Cost, cost_of, prices
@@ -28,6 +29,17 @@ class Keeping:
     cost_now: Cost
     cost_all: Cost
     kept_until: datetime | None  # the last date of its items
+
+
+@dataclass(frozen=True, slots=True)
+class Longer:
+    """What a later date keeps longer, how many days at most, and what that costs a month."""
+
+    until: datetime
+    items: int
+    days: int
+    bytes_total: int
+    cost: Cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +67,21 @@ def keeping(dossier: Dossier) -> Keeping:
         cost_now=cost_of(bytes_now, priced),
         cost_all=cost_of(bytes_all, priced),
         kept_until=items.aggregate(last=Max("retain_until"))["last"],
+    )
+
+
+def longer(dossier: Dossier, until: datetime) -> Longer:
+    """Return what it costs to keep a dossier's items until `until`, at the prices of its policy."""
+    items = list(retention.extended_by(dossier, until))
+    kept = StoredObject.objects.filter(item__in=items, deleted_at=None)
+    total = kept.aggregate(total=Sum("bytes_total"))["total"] or 0
+    now = timezone.now()
+    return Longer(
+        until=until,
+        items=len(items),
+        days=max(((until - (item.retain_until or now)).days for item in items), default=0),
+        bytes_total=total,
+        cost=cost_of(total, prices({dossier.run})[dossier.run_id]),
     )
 
 

@@ -62,7 +62,7 @@ def request_release(*, dossier: Dossier, person: Person, why: str) -> VaultReque
         Refused: not-allowed, reason-needed, asked-already, or a code of `why_not_release`.
     """
     return two_people.ask(
-        dossier=dossier, kind=_K.RELEASE, person=person, why=why, judge=why_not_release, subject=_held
+        dossier=dossier, kind=_K.RELEASE, person=person, why=why, judge=why_not_release, subject=held
     )
 
 
@@ -77,7 +77,7 @@ def approve_release(*, request: VaultRequest, person: Person) -> VaultRequest:
         kind=_K.RELEASE,
         person=person,
         judge=why_not_release,
-        subject=_held,
+        subject=held,
         then=_begin_release,
     )
 
@@ -89,7 +89,7 @@ def request_deletion(*, dossier: Dossier, person: Person, why: str) -> VaultRequ
         Refused: not-allowed, reason-needed, asked-already, or a code of `why_not_deletion`.
     """
     return two_people.ask(
-        dossier=dossier, kind=_K.DELETION, person=person, why=why, judge=why_not_deletion, subject=_stored
+        dossier=dossier, kind=_K.DELETION, person=person, why=why, judge=why_not_deletion, subject=stored
     )
 
 
@@ -104,7 +104,7 @@ def approve_deletion(*, request: VaultRequest, person: Person) -> VaultRequest:
         kind=_K.DELETION,
         person=person,
         judge=why_not_deletion,
-        subject=_stored,
+        subject=stored,
         then=lambda dossier, row: _ring(DELETE, row),
     )
 
@@ -114,11 +114,13 @@ def decline(*, request: VaultRequest, person: Person, why: str) -> VaultRequest:
     return two_people.decline(request=request, person=person, why=why)
 
 
-def _held(dossier: Dossier) -> dict[str, Any]:
-    return {"holds": Hold.objects.filter(dossier=dossier, released_at=None).count()} | _stored(dossier)
+def held(dossier: Dossier) -> dict[str, Any]:
+    """Return what a release lets go of: holds on sources, and the stored objects that stay."""
+    return {"holds": Hold.objects.filter(dossier=dossier, released_at=None).count()} | stored(dossier)
 
 
-def _stored(dossier: Dossier) -> dict[str, Any]:
+def stored(dossier: Dossier) -> dict[str, Any]:
+    """Return what a deletion deletes: stored objects and their bytes."""
     rows = StoredObject.objects.filter(item__dossier=dossier, deleted_at=None)
     return {"objects": rows.count(), "bytes": rows.aggregate(total=Sum("bytes_total"))["total"] or 0}
 
@@ -200,9 +202,11 @@ __all__ = [
     "approve_deletion",
     "approve_release",
     "decline",
+    "held",
     "live_request",
     "request_deletion",
     "request_release",
+    "stored",
     "why_not_deletion",
     "why_not_release",
 ]

@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from evidence import custody
 from evidence.models import Dossier, Item, StoredObject
 from evidence.refused import Refused
-from evidence.two_people import locked, need_role
+from evidence.two_people import ASKERS, Reason, locked, need_role
 from evidence.vault import VaultError, vault
 from runs.locks import lock_run
 from runs.models import Person, Role
@@ -32,6 +33,8 @@ FIRST_RETENTION = timedelta(days=14)
 RENEW_BEFORE = timedelta(days=4)
 EXTEND = "evidence.extend"  # kind of the work that tells the store a later date
 _THREADS = 16
+CLOSERS = ASKERS
+EXTENDERS = (Role.APPROVER, Role.VAULT_OFFICER, Role.ADMIN)
 _DECADE = timedelta(days=3660)  # further than this is a typing mistake, and a lock cannot be taken back
 
 
@@ -59,43 +62,85 @@ def close_out(dossier: Dossier, *, why: str, who: str = custody.ANDON) -> None:
     _promise(fresh, items, dates, what="closed", who=who, why=why)
 
 
+def why_not_close(dossier: Dossier) -> Reason:
+    """Return what stands in the way of closing a dossier by hand, None when nothing does."""
+    if dossier.closed_at is not None:
+        return "closed-already", f"It was closed on {dossier.closed_at:%d %b %Y}."
+    if dossier.url:
+        return "belongs", f"It belongs to {dossier.label} and closes when that is resolved."
+    return None
+
+
+def if_closed(dossier: Dossier) -> dict[str, str]:
+    """Return until when an open dossier's items are kept if it is closed now, as its page says it."""
+    now = timezone.now()
+    items = Item.objects.filter(dossier=dossier).values_list("retain_days", "retain_until")
+    dates = [max(now + timedelta(days=days), until or now) for days, until in items]
+    if dossier.closed_at is not None or not dates:
+        return {}
+    return {"If closed now": f"the last of its items is kept until {max(dates):%d %b %Y}"}
+
+
 def close_dossier(*, dossier: Dossier, person: Person, why: str) -> Dossier:
     """Close a dossier that was opened by hand; one of an incident closes with its incident.
 
     Raises:
-        Refused: not-allowed, reason-needed, closed-already, belongs.
+        Refused: not-allowed, reason-needed, or a code of `why_not_close`.
     """
     with locked(dossier) as fresh:
-        need_role(fresh, person, "close it", Role.RESPONDER, Role.APPROVER, Role.VAULT_OFFICER, Role.ADMIN)
+        need_role(fresh, person, "close it", *CLOSERS)
         if not why.strip():
             raise Refused("reason-needed", "Say why nothing more will be collected.")
-        if fresh.closed_at is not None:
-            raise Refused("closed-already", f"It was closed on {fresh.closed_at:%d %b %Y}.")
-        if fresh.url:
-            raise Refused("belongs", f"It belongs to {fresh.label} and closes when that is resolved.")
+        if reason := why_not_close(fresh):
+            raise Refused(*reason)
         close_out(fresh, why=why.strip(), who=str(person.opaque_id))
     dossier.refresh_from_db()
     return dossier
+
+
+def why_not_extend(dossier: Dossier) -> Reason:
+    """Return what stands in the way of any later date, None when nothing does."""
+    if dossier.released_at is not None:
+        return "released", f"It was released on {dossier.released_at:%d %b %Y}."
+    if not _extendable(dossier).exists():
+        return "nothing", "It has no item whose date can move: under COMPLIANCE a date is final."
+    return None
+
+
+def why_not_until(dossier: Dossier, until: datetime) -> Reason:
+    """Return why a dossier cannot be kept until `until`, None when it can."""
+    if reason := why_not_extend(dossier):
+        return reason
+    if until > timezone.now() + _DECADE:
+        return "too-far", "More than ten years ahead: a lock cannot be taken back."
+    if not extended_by(dossier, until).exists():
+        return "not-later", "Every item is kept that long already; no date moves earlier."
+    return None
+
+
+def extended_by(dossier: Dossier, until: datetime) -> QuerySet[Item]:
+    """Return the items that `until` keeps longer."""
+    return _extendable(dossier).filter(Q(retain_until=None) | Q(retain_until__lt=until))
+
+
+def _extendable(dossier: Dossier) -> QuerySet[Item]:
+    # What is under COMPLIANCE has the date two people confirmed; a legal hold keeps it beyond.
+    return Item.objects.filter(dossier=dossier).exclude(lock="compliance").defer("files", "source")
 
 
 def extend_retention(*, dossier: Dossier, person: Person, until: datetime, why: str) -> Dossier:
     """Keep the items of a dossier until `until` at least; what is kept longer stays so.
 
     Raises:
-        Refused: not-allowed, reason-needed, released, not-later, too-far.
+        Refused: not-allowed, reason-needed, or a code of `why_not_until`.
     """
     with locked(dossier) as fresh:
-        need_role(fresh, person, "keep it longer", Role.APPROVER, Role.VAULT_OFFICER, Role.ADMIN)
+        need_role(fresh, person, "keep it longer", *EXTENDERS)
         if not why.strip():
             raise Refused("reason-needed", "Say why it is kept longer.")
-        if fresh.released_at is not None:
-            raise Refused("released", f"It was released on {fresh.released_at:%d %b %Y}.")
-        if until > timezone.now() + _DECADE:
-            raise Refused("too-far", "More than ten years ahead: a lock cannot be taken back.")
-        # What is under COMPLIANCE has the date two people confirmed; a legal hold keeps it beyond.
+        if reason := why_not_until(fresh, until):
+            raise Refused(*reason)
         items = [item for item in _items(fresh) if item.lock != "compliance"]
-        if not any(_is_later(until, item) for item in items):
-            raise Refused("not-later", "Every item is kept that long already; no date moves earlier.")
         dates = {item.pk: until for item in items}
         _promise(fresh, items, dates, what="extended", who=str(person.opaque_id), why=why.strip())
     return dossier

@@ -91,7 +91,7 @@ def request_erasure(*, dossier: Dossier, person: Person, why: str) -> VaultReque
         Refused: not-allowed, reason-needed, asked-already, nothing.
     """
     return two_people.ask(
-        dossier=dossier, kind=_KIND, person=person, why=why, judge=why_not_erase, subject=_subject
+        dossier=dossier, kind=_KIND, person=person, why=why, judge=why_not_erase, subject=subject
     )
 
 
@@ -102,11 +102,12 @@ def approve_erasure(*, request: VaultRequest, person: Person) -> VaultRequest:
         Refused: not-allowed, over, not-you, changed, nothing.
     """
     return two_people.agree(
-        request=request, kind=_KIND, person=person, judge=why_not_erase, subject=_subject, then=_erase
+        request=request, kind=_KIND, person=person, judge=why_not_erase, subject=subject, then=_erase
     )
 
 
-def _subject(dossier: Dossier) -> dict[str, Any]:
+def subject(dossier: Dossier) -> dict[str, Any]:
+    """Return what is erased: how many files of raw samples."""
     items = Item.objects.filter(dossier=dossier, kind="raw_samples")
     return {"files": StoredObject.objects.filter(item__in=items).count()}
 

@@ -3,6 +3,7 @@
 from django.urls import path
 
 from evidence import decisions, views
+from evidence.steps import TWO_PEOPLE
 
 urlpatterns = [
     path("vault", views.vault, name="vault"),
@@ -12,6 +13,10 @@ urlpatterns = [
     path("vault/<int:dossier_id>/items", views.dossier_items, name="dossier_items"),
     path("vault/<int:dossier_id>/items/<int:item_id>", views.item, name="dossier_item"),
     path("vault/<int:dossier_id>/custody", views.custody, name="custody"),
-    path("vault/<int:dossier_id>/release", decisions.two_person_step, {"name": "release"}, name="release"),
-    path("vault/<int:dossier_id>/deletion", decisions.two_person_step, {"name": "deletion"}, name="deletion"),
+    path("vault/<int:dossier_id>/close", decisions.close, name="close_dossier"),
+    path("vault/<int:dossier_id>/extend", decisions.extend, name="extend_retention"),
+    *[
+        path(f"vault/<int:dossier_id>/{name}", decisions.two_person_step, {"name": name}, name=name)
+        for name in TWO_PEOPLE
+    ],
 ]

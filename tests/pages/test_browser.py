@@ -204,6 +204,8 @@ def test_no_page_scrolls_sideways_on_a_phone(open_page, incident, width):
         f"/vault/{incident.row.dossier_id}/items/{incident.row.dossier.items.first().pk}",
         f"/vault/{incident.row.dossier_id}/custody",
         f"/vault/{incident.row.dossier_id}/release",
+        f"/vault/{incident.row.dossier_id}/extend",
+        f"/vault/{incident.row.dossier_id}/compliance",
         "/vault/open?run=gpt-16",
         "/runs/gpt-16/ledger",
         "/ledger",
