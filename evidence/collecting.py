@@ -1,6 +1,7 @@
 """Items from planned to sealed, as work: every step can be repeated, and taken over by another worker."""
 
 import contextlib
+import errno
 import shutil
 import tempfile
 import time
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from botocore.exceptions import BotoCoreError
 from django.conf import settings
@@ -27,7 +29,7 @@ from evidence.gathering import (
     wait_for_checkpoint,
 )
 from evidence.hashing import digest_of
-from evidence.holding import changed_since, hold_tree
+from evidence.holding import Held, changed_since, hold_tree
 from evidence.holds import hold_uris
 from evidence.kinds import CHECKPOINT_KINDS
 from evidence.models import Dossier, Hold, Item, StoredObject
@@ -48,6 +50,7 @@ PROGRESS_EVERY_S = 1.0
 # A checkpoint that nobody could verify by then no longer keeps an older, verified one from being used.
 VERIFY_PATIENCE = timedelta(minutes=5)
 _LONGEST_WAIT_S = 60.0
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # nothing that is only read fails by these
 ASK_NODES_AGAIN_S = 5.0  # what agents did is looked at this often; the last file of an item rings at once
 
 
@@ -119,13 +122,17 @@ def _advance(item_id: int, lease: Lease, *, copy: bool) -> None:
         else:
             _silent(item, lease, error.says)
     except (BotoCoreError, OSError) as error:  # a stream that broke while it was read
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+            _ours(item, f"spool: no room below {settings.DATA_DIR}: {error.strerror}", 5)
         _silent(item, lease, str(error) or type(error).__name__)
     except VaultError as error:
-        # The vault's trouble is not the source's: no deadline runs, nothing is called missing.
-        Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(
-            why=f"vault: {error.says}"[:500]
-        )
-        raise Retry(60 if error.permanent else 5, error.says) from error
+        _ours(item, f"vault: {error.says}", 60 if error.permanent else 5)
+
+
+def _ours(item: Item, why: str, after_s: float) -> NoReturn:
+    """Our own trouble is not the source's: say it and try again; no deadline runs, nothing goes missing."""
+    Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(why=why[:500])
+    raise Retry(after_s, why)
 
 
 # --- holding
@@ -138,26 +145,31 @@ def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
     else:
         held = hold_tree(item, dossier, checkpoint.uri, manifest(checkpoint))
     now = timezone.now()
-    known = all(entry["sha256"] for entry in held.files)
     with _locked(item, lease) as fresh:
-        if fresh.state != Item.State.PLANNED:
-            return
-        fresh.files, fresh.protected_by = held.files, held.by
-        fresh.bytes_total = sum(entry["bytes"] for entry in held.files)
-        fresh.digest = chain.file_table_digest(held.files) if known else ""
-        fresh.silent_since, fresh.why = None, ""
-        if held.is_safe:
-            fresh.state, fresh.held_at = Item.State.HELD, now
-        fresh.save()
-        Hold.objects.filter(dossier=dossier, item=item).update(enforced_by=held.by)
-        custody.append(
-            dossier,
-            "held" if held.is_safe else "not safe until copied",
-            item_name=fresh.name,
-            object_sha256=fresh.digest,
-            data={"files": len(held.files), "bytes": fresh.bytes_total, "by": held.by["says"]},
-        )
+        # Holding and collecting are two works: the other one may have been first.
+        if fresh.state == Item.State.PLANNED and not fresh.files:
+            _note_held(fresh, dossier, held, now)
+    # In either case: what is copied next is what was held, and by now it has files.
     item.refresh_from_db()
+
+
+def _note_held(fresh: Item, dossier: Dossier, held: Held, now: datetime) -> None:
+    fresh.files, fresh.protected_by = held.files, held.by
+    fresh.bytes_total = sum(entry["bytes"] for entry in held.files)
+    known = all(entry["sha256"] for entry in held.files)
+    fresh.digest = chain.file_table_digest(held.files) if known else ""
+    fresh.silent_since, fresh.why = None, ""
+    if held.is_safe:
+        fresh.state, fresh.held_at = Item.State.HELD, now
+    fresh.save()
+    Hold.objects.filter(dossier=dossier, item=fresh).update(enforced_by=held.by)
+    custody.append(
+        dossier,
+        "held" if held.is_safe else "not safe until copied",
+        item_name=fresh.name,
+        object_sha256=fresh.digest,
+        data={"files": len(held.files), "bytes": fresh.bytes_total, "by": held.by["says"]},
+    )
 
 
 # --- copying
@@ -237,20 +249,24 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece], 
 
     def one(piece: Piece) -> tuple[Piece, Stored]:
         try:
-            sha256 = piece.sha256 or digest_of(piece.source).sha256
-            key = key_for(dossier.uid, item.pk, sha256)
-            stored = store.store(
-                key,
-                piece.source,
-                sha256=sha256,
-                lock=item.lock,
-                until=item.retain_until,
-                progress=progress.add,
-                first=first,
-            )
+            return piece, put(piece)
+        except BytesDiffer:
+            # One bit damaged on the way looks like a source that changed. What changed does so again.
+            return piece, put(piece)
         finally:
             connection.close()  # of this thread, should the store have asked the database
-        return piece, stored
+
+    def put(piece: Piece) -> Stored:
+        sha256 = piece.sha256 or digest_of(piece.source).sha256
+        return store.store(
+            key_for(dossier.uid, item.pk, sha256),
+            piece.source,
+            sha256=sha256,
+            lock=item.lock,
+            until=item.retain_until,
+            progress=progress.add,
+            first=first,
+        )
 
     todo, elsewhere = [], []
     for piece in pieces:
@@ -287,16 +303,7 @@ def _record(item: Item, lease: Lease, piece: Piece, stored: Stored) -> None:
         StoredObject.objects.update_or_create(
             item=item,
             path=piece.path,
-            defaults={
-                "key": stored.key,
-                "version_id": stored.version_id,
-                "bytes_total": stored.bytes_total,
-                "sha256": stored.sha256,
-                "part_bytes": stored.part_bytes,
-                "part_sha256": list(stored.part_sha256),
-                "protected_by": stored.protected_by,
-                "stored_at": timezone.now(),
-            },
+            defaults=stored.row(timezone.now()),
         )
 
 
@@ -313,6 +320,9 @@ def _finish(item: Item, lease: Lease, pieces: list[Piece]) -> None:
             for one in StoredObject.objects.filter(item=item).order_by("path")
         ]
         assert {row["path"] for row in table} == wanted
+        # Never with less than was held, nor with nothing: whoever began from an older row begins again.
+        assert wanted
+        assert not is_held_first(fresh) or len(wanted) == len(fresh.files)
         now = timezone.now()
         fresh.digest = chain.file_table_digest(table)
         if not fresh.files:

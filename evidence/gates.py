@@ -144,7 +144,8 @@ def _judge(item: Item) -> tuple[bool, str]:
         return False, "held: its bytes are safe, copying has not begun"
     done, total = item.bytes_done, item.bytes_total
     share = f"{done:,} of {total:,} bytes" if total is not None else f"{done:,} bytes so far"
-    return False, f"collecting: {share}"
+    # Why it does not go on: the vault's own trouble, a part on its way from a node.
+    return False, f"collecting: {share}" + (f"; {item.why}" if item.why else "")
 
 
 def may_delete(*, run: Run, uris: Sequence[str]) -> list[Answer]:

@@ -76,15 +76,17 @@ class Lease:
         return Work.objects.filter(pk=self.work_id, lease_token=self.token, state=Work.State.CLAIMED)
 
     def _keep(self) -> None:
-        try:
-            while not self._done.wait(RENEW_EVERY_S):
+        while not self._done.wait(RENEW_EVERY_S):
+            try:
                 self.renew()
-        except LeaseLost:
-            log.warning("lease of work %s lost while its handler ran", self.work_id)
-        except Exception:
-            log.exception("lease of work %s could not be renewed", self.work_id)
-        finally:
-            connection.close()
+            except LeaseLost:
+                log.warning("lease of work %s lost while its handler ran", self.work_id)
+                return
+            except Exception:
+                # A database that restarts is back by the next turn; the lease outlives two of them.
+                log.exception("lease of work %s could not be renewed", self.work_id)
+            finally:
+                connection.close()
 
 
 Payload = dict[str, object]

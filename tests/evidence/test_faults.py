@@ -192,6 +192,7 @@ def test_two_workers_on_one_item_seal_it_once(sources: Path, vault_s3: str) -> N
     assert dossier.custody.filter(what="sealed").count() == 1
     assert dossier.custody.filter(what="held").count() == 1
     store: Any = vault()
+    assert item.stored_objects.count() == 4  # three shards and the commit manifest
     for stored in item.stored_objects.all():
         assert len(store._versions(stored.key)) == 1
     assert verify_custody(dossier) == []
