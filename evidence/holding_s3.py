@@ -13,7 +13,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from evidence import s3client, sources
 from evidence.hashing import digest_of
-from evidence.sources import S3Source, SourceError, child, s3_error
+from evidence.sources import S3Source, child, s3_error
 from evidence.uris import s3_place
 from evidence.vault_s3_lock import UNSUPPORTED, Locks, error_code
 
@@ -112,10 +112,11 @@ def _look(
     listed = _list_versions(client, bucket, keys) if len(keys) >= FEW else None
     if listed is None:
         return list(pool.map(_ask, places, files))
-    return [
-        _pick(client, bucket, key, place, listed.get(key, []), entry)
-        for key, place, entry in zip(keys, places, files, strict=True)
+    picked = [
+        _pick(client, bucket, key, listed.get(key, []), entry) for key, entry in zip(keys, files, strict=True)
     ]
+    # What a listing does not show as committed is asked for by name before anybody calls it lost.
+    return [source or _ask(place, entry) for source, place, entry in zip(picked, places, files, strict=True)]
 
 
 def _ask(place: str, entry: dict[str, Any]) -> S3Source:
@@ -150,16 +151,14 @@ def _list_versions(client: Any, bucket: str, keys: list[str]) -> dict[str, list[
 
 
 def _pick(
-    client: Any, bucket: str, key: str, place: str, rows: list[dict[str, Any]], entry: dict[str, Any]
-) -> S3Source:
+    client: Any, bucket: str, key: str, rows: list[dict[str, Any]], entry: dict[str, Any]
+) -> S3Source | None:
     wanted, size = str(entry.get("version_id") or ""), entry.get("bytes")
     if wanted:
         rows = [row for row in rows if row["VersionId"] == wanted]
-    if not rows:
-        raise SourceError(f"{place}: {f'version {wanted} is gone' if wanted else 'missing'}", permanent=True)
     right = [row for row in rows if size is None or row["Size"] == size]
     if not right:
-        raise SourceError(f"{place}: {rows[0]['Size']} bytes, committed with {size}", permanent=True)
+        return None
     row = max(right, key=lambda row: (row["LastModified"], row["IsLatest"]))
     version_id = "" if row["VersionId"] == "null" else str(row["VersionId"])
     return S3Source(client, bucket, key, version_id, int(row["Size"]), str(row.get("ETag", "")))

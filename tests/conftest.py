@@ -16,6 +16,9 @@ from config.embedded import processes
 from runs.models import Membership, Person, Project, Role
 from tests import ceph, servers
 
+# Debian keeps pgbouncer where the PATH of an ordinary user does not look.
+os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
 _NOT_RUN = "not run: "  # begins the reason of every skip that a missing package causes
 
 
