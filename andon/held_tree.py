@@ -13,6 +13,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import secrets
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
@@ -179,9 +180,8 @@ class _Clones:
             return False
         with source.open("rb") as original:
             # Under another name until it is whole: a clone that was cut must not pass for a held file.
-            part = target.with_name(f".{target.name}.{os.getpid()}.part")
-            with contextlib.suppress(FileNotFoundError):
-                part.unlink()
+            # The name is this call's own: threads of one process hold the same tree at the same time.
+            part = target.with_name(f".{target.name}.{secrets.token_hex(8)}.part")
             with part.open("xb") as clone:
                 try:
                     fcntl.ioctl(clone.fileno(), _FICLONE, original.fileno())
@@ -217,6 +217,8 @@ def _hold(base: Path, tree: Path, entry: Mapping[str, Any], clones: _Clones) -> 
     except FileExistsError:
         pass  # an earlier try, or another worker, linked it; what it is, is checked below
     except FileNotFoundError as error:
+        if source.exists():
+            raise  # the tree was taken away beside us: no word about the source
         if not target.exists():
             raise HoldError(f"{source}: missing", permanent=True) from error
     about = target.lstat()
