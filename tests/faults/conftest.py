@@ -4,9 +4,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from django.conf import LazySettings
 
 from tests.faults import house as houses
 from tests.faults.house import House, Poster
+from tests.faults.shop import Shop
+from tests.servers import S3
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +41,19 @@ def build(tmp_path: Path) -> Iterator[Callable[..., House]]:
     yield one
     for each in built:
         each.up.kill_whatever_is_left()
+
+
+@pytest.fixture(scope="session")
+def _shop(s3_endpoint: S3, tmp_path_factory: pytest.TempPathFactory, django_db_setup: None) -> Iterator[Shop]:
+    # After `django_db_setup`: workers must be gone when the database is dropped.
+    built = Shop(s3_endpoint, tmp_path_factory.mktemp("shop"))
+    yield built
+    built.close()
+
+
+@pytest.fixture
+def shop(_shop: Shop, transactional_db: None, settings: LazySettings) -> Iterator[Shop]:
+    """A vault in a store that fails when told to, and workers to kill; one is left to the next test."""
+    _shop.open(settings)
+    yield _shop
+    _shop.rest()

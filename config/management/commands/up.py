@@ -88,7 +88,7 @@ class Command(BaseCommand):
         self._run_once("collectstatic", "--no-input", "--verbosity", "0")
         python = [sys.executable, "-m"]
         celery = [*python, "celery", "-A", "config.celery"]
-        self._add("worker", [*celery, "worker", *_WORKER_OPTIONS], grace_s=15)
+        self._add("worker", [*celery, "worker", *WORKER_OPTIONS], grace_s=15)
         # The schedule is in the settings and all of it is intervals, so there is nothing to remember.
         self._add("scheduler", [*celery, "beat", "--scheduler", "celery.beat:Scheduler"], grace_s=5)
         self._add(
@@ -196,7 +196,7 @@ def _is_set(name: str) -> bool:
 
 # Threads, not forked processes: what a worker waits for is the database, the store and hashing, all of
 # which let other threads run, and a single process dies with its parent without leaving pool children.
-_WORKER_OPTIONS = (
+WORKER_OPTIONS = (
     *("--pool", "threads", "--concurrency", str(settings.WORKER_THREADS), "--loglevel", settings.LOG_LEVEL),
     *("--without-gossip", "--without-mingle", "--without-heartbeat"),
 )
