@@ -4,9 +4,10 @@ A storm of joining findings asks for one review, not for thousands: the review i
 in a moment, and asking again while it is due costs one read.
 """
 
+import time
 from datetime import timedelta
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from incidents import describing, firstbad, permits, plans, rules
@@ -71,6 +72,23 @@ def _take_backfill(incident: Incident) -> None:
     ).update(incident=str(incident.pk), needs_incident=False)
 
 
+# What an open incident may wait for, as one short text: the review says the same until it changes.
+_WAITED_FOR = """
+SELECT i.id, concat_ws(' ',
+    (SELECT concat_ws(' ', count(*), count(*) FILTER (WHERE state = 'verified'),
+                      count(*) FILTER (WHERE state IN ('bad', 'deleted')), max(verified_at))
+     FROM runs_checkpoint WHERE run_id = i.run_id),
+    (SELECT string_agg(concat_ws(' ', id, state, digest, waived_at, source ->> 'checkpoint'), ',' ORDER BY id)
+     FROM evidence_item WHERE dossier_id = i.dossier_id AND required),
+    (SELECT max(number) FROM incidents_plan WHERE incident_id = i.id),
+    (SELECT max(number) FROM runs_attempt WHERE run_id = i.run_id),
+    (SELECT max(id) FROM runs_policyversion), i.state, i.kind, i.first_bad)
+FROM incidents_incident i WHERE i.id = ANY(%s)
+"""
+ANYWAY_S = 60.0  # a review that would say the same is made once per so long all the same
+_reviewed: dict[int, tuple[str, float]] = {}  # in this process: what was waited for, and when it was reviewed
+
+
 def sweep() -> int:
     """Review the open incidents that wait for something: a plan that holds good, or an approval.
 
@@ -78,11 +96,33 @@ def sweep() -> int:
     Nor does a checkpoint that was committed in time and reported late, out of a spool: the evidence then
     has a newer last good one than the plan.
     """
+    waiting = [
+        incident
+        for incident in Incident.objects.filter(state__in=[Incident.State.OPEN, Incident.State.APPROVED])
+        if _waits(incident)
+    ]
+    found = _waited_for([incident.pk for incident in waiting])
     done = 0
-    for incident in Incident.objects.filter(state__in=[Incident.State.OPEN, Incident.State.APPROVED]):
-        plan = plans.newest(incident)
-        waits = plans.lacks(plan) or permits.live_request(incident) is not None
-        if waits or plans.outdated(incident, plan):
-            again(incident.pk)
-            done += 1
+    for incident in waiting:
+        before, at = _reviewed.get(incident.pk, ("", 0.0))
+        if found[incident.pk] == before and time.monotonic() - at < ANYWAY_S:
+            continue
+        again(incident.pk)
+        # As it was before the review: what the review itself changed is looked at once more.
+        _reviewed[incident.pk] = found[incident.pk], time.monotonic()
+        done += 1
+    for ended in _reviewed.keys() - found.keys():
+        _reviewed.pop(ended, None)
     return done
+
+
+def _waits(incident: Incident) -> bool:
+    plan = plans.newest(incident)
+    waits = bool(plans.lacks(plan)) or permits.live_request(incident) is not None
+    return waits or plans.outdated(incident, plan)
+
+
+def _waited_for(incident_ids: list[int]) -> dict[int, str]:
+    with connection.cursor() as cursor:
+        cursor.execute(_WAITED_FOR, [incident_ids])
+        return dict(cursor.fetchall())

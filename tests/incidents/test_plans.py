@@ -90,6 +90,16 @@ class TestLateCheckpoint:
         assert (plan.checkpoint["step"], plan.skip["from"]) == (925, 925 * BATCH)
         assert review.sweep() == 0
 
+    def test_an_incident_that_waits_is_reviewed_when_what_it_waits_for_changes(self, project):
+        world = World(project)
+        world.steps(998, 1002)
+        world.spike()
+        assert plans.lacks(plans.newest(world.incident()))
+        assert [review.sweep() for _ in range(3)] == [1, 0, 0]
+        self.newer(world)
+        assert review.sweep() == 1
+        assert not plans.lacks(plans.newest(world.incident()))
+
     def test_a_persons_plan_stays(self, project, team):
         world = held(project)
         actions.change_plan(
