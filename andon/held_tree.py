@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,11 @@ def hold_tree(base: Path, root: Path, name: str, files: Sequence[Mapping[str, An
     tree = tree_of(base, root, name)
     clones = _Clones()
     try:
-        table = [_hold(base, tree, entry, clones) for entry in files]
-        _freeze(tree)
+        with _alone(tree):
+            if not all(place(tree, base.name, str(entry["path"])).exists() for entry in files):
+                _thaw(tree)
+            table = [_hold(base, tree, entry, clones) for entry in files]
+            _freeze(tree)
     except OSError as error:
         why = error.strerror or type(error).__name__
         if error.errno not in _NO_LINKS:
@@ -275,6 +278,29 @@ def _top(base: Path, root: Path) -> Path:
     while top not in (root, top.parent) and top.parent.stat().st_dev == device:
         top = top.parent
     return top
+
+
+@contextlib.contextmanager
+def _alone(tree: Path) -> Iterator[None]:
+    """Keep others from holding the same tree meanwhile: who finishes first makes it read-only.
+
+    To an ordinary user that looked as if no links could be made, and the whole tree was given up.
+    """
+    tree.mkdir(parents=True, exist_ok=True)
+    directory = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # some shared file systems lock no directories
+            fcntl.flock(directory, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(directory)
+
+
+def _thaw(tree: Path) -> None:
+    """Let files be added to a tree that an earlier call made read-only."""
+    for directory, _, _ in os.walk(tree):
+        with contextlib.suppress(PermissionError):
+            os.chmod(directory, 0o755)  # noqa: S103  (until the end of the call)
 
 
 def _freeze(tree: Path) -> None:
