@@ -11,6 +11,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from andon.held_tree import HASH_AT_ONCE_BYTES
 from evidence import s3client, sources
 from evidence.hashing import digest_of
 from evidence.sources import S3Source, child, s3_error
@@ -26,7 +27,6 @@ PAGES_PER_THOUSAND = 4
 # nightly sweep looks at every one.
 READ_BACK = 16
 # Small files without a save-time digest (the manifest itself) are read at once, as on a file system.
-HASHED_AT_ONCE_BYTES = 1 << 20
 HASHED_AT_ONCE = 64
 _MAY_NOT = {"AccessDenied", "Forbidden", "403"} | UNSUPPORTED
 
@@ -171,7 +171,7 @@ def _without_digest(found: list[S3Source], files: Sequence[dict[str, Any]]) -> l
     small = [
         source
         for source, entry in zip(found, files, strict=True)
-        if not entry.get("sha256") and source.bytes_total <= HASHED_AT_ONCE_BYTES
+        if not entry.get("sha256") and source.bytes_total <= HASH_AT_ONCE_BYTES
     ]
     return small if len(small) <= HASHED_AT_ONCE else []
 
