@@ -12,7 +12,6 @@ from runs import formatting
 from runs.models import Role
 
 _TWO = "one person who asks and another who agrees"
-_MAY_ASK = "A responder, approver, vault officer or admin of the project may ask for it."
 
 
 def _nothing(dossier: Dossier) -> dict[str, str]:
@@ -37,6 +36,8 @@ class Step:
 class TwoPeople(Step):
     """A step that two people take, with what carries each turn out."""
 
+    may: tuple[Role, ...] = two_people.ASKERS
+    who: str = "A responder, approver, vault officer or admin of the project may ask for it."
     kind: VaultRequest.Kind
     subject: Callable[[Dossier], dict[str, Any]]
     ask: Callable[..., VaultRequest]
@@ -50,8 +51,6 @@ TWO_PEOPLE = {
         "dossier counts on stays held. What the vault stores stays stored.",
         needs=f"every date passed, {_TWO}",
         button="Ask to release",
-        may=two_people.ASKERS,
-        who=_MAY_ASK,
         why_not=release.why_not_release,
         kind=VaultRequest.Kind.RELEASE,
         subject=release.held,
@@ -64,8 +63,6 @@ TWO_PEOPLE = {
         "list of what was there stay. This cannot be undone.",
         needs=f"every date passed, {_TWO}",
         button="Ask to delete",
-        may=two_people.ASKERS,
-        who=_MAY_ASK,
         why_not=release.why_not_deletion,
         kind=VaultRequest.Kind.DELETION,
         subject=release.stored,
@@ -78,8 +75,6 @@ TWO_PEOPLE = {
         "before then, not even who owns the store. The cost runs until then. This cannot be undone.",
         needs=f"the dossier closed, bytes × days within the run's budget, {_TWO}",
         button="Ask to lock under COMPLIANCE",
-        may=two_people.ASKERS,
-        who=_MAY_ASK,
         why_not=compliance.why_not,
         notes=compliance.budget,
         kind=VaultRequest.Kind.COMPLIANCE,
@@ -93,8 +88,6 @@ TWO_PEOPLE = {
         "lies. Chain, seals and digests stay true. This cannot be undone.",
         needs=f"raw samples that can still be read, {_TWO}; at any date",
         button="Ask to erase raw samples",
-        may=two_people.ASKERS,
-        who=_MAY_ASK,
         why_not=samples.why_not_erase,
         kind=VaultRequest.Kind.ERASURE,
         subject=samples.subject,
