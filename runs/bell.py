@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 QUIET_S = 5.0  # after a failure: no ringing at all, the sweep will do it
 SAME_S = 0.2  # a burst about the same thing rings at once and then once per so long, and once at its end
-CALM_S = 1.0  # the same for what nobody waits for, such as more bad values of a run that is held
+CALM_S = 2.0  # the same for what nobody waits for, such as more bad values of a run that is held
 WAITING = 1000  # more waiting rings than this are dropped: the sweep rings for them
 
 

@@ -1,30 +1,39 @@
 """Bad posts of a run that is held already, several to a transaction.
 
-Thousands arrive within a second of the first. Each is one call of `andon_take_joined`, which takes it only
-if the run still stands where this process last saw it. While one such transaction is under way the posts
-that come in wait, and the next takes them together: one round trip and one commit instead of one each.
+Thousands arrive within a second of the first. `andon_take_joined` takes them only if the run still stands
+where this process last saw it. While one such transaction is under way the posts that come in wait, and the
+next takes them together: each table is written once for all of them, in one round trip and one commit.
 """
 
 import threading
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from django.http import HttpResponse
-from psycopg.types.json import Jsonb
 
-from andon.detect.nonfinite import event_cells, judge_event
+from andon.detect.nonfinite import cells_in_event, judge_event
 from andon.policy import Policy
 from runs import answers, judging, minima
 from runs.judging import Judged, Standing
 from runs.rows import Post, raw_cursor
 from runs.taken import Taken
 
-_CALL = f"SELECT taken, directive FROM andon_take_joined(%s, %s, %b, {', '.join(['%s'] * 18)})"  # noqa: S608
-MOST = 32  # posts of one transaction
+_TAKE = "SELECT taken, directive FROM andon_take_joined(%s, %s, %s, %s, %s, %s, %s)"
+MOST = 64  # posts of one transaction
 
-Call = tuple[Any, ...]  # the arguments of one call
+
+class Call(NamedTuple):
+    """One post on its way: where its run must stand, and its rows."""
+
+    where: tuple[int, int, int]  # run, attempt, seq of the directive
+    post: dict[str, Any]
+    events: list[dict[str, Any]]
+    cells: list[dict[str, Any]]
+    findings: list[dict[str, Any]]
+
+
 Outcome = tuple[bool, str | None]  # whether it was taken, and the directive in force
 
 # Where this process last saw a run held, and in which attempt: a guess, checked by the statement.
@@ -78,37 +87,38 @@ def _call(
     standing: Standing,
     attempt: int,
 ) -> Call | None:
-    seen: list[minima.Seen] = []
+    of_post = {"post": post.webhook_id, "received": post.received_at}
+    cells: list[dict[str, Any]] = []
     judged: list[Judged] = []
     for one in events:
         if one.needs_look:
             try:
-                cells, said = event_cells(one.event), judge_event(one.event, policy)
+                found, said = cells_in_event(one.event), judge_event(one.event, policy)
             except Exception:
                 return None  # the long way says so on the run
-            seen += [(cells, one.occurred_at)] if len(cells) else []
+            if found is not None:
+                cells += [row | of_post for row in minima.rows_of_event(found, one.occurred_at)]
             judged += [Judged(finding, attempt, False, one.occurred_at) for finding in said]
-    rows = judging.rows_of(policy=policy, judged=judged, standing=standing)
-    return (
-        post.run_id,
-        post.webhook_id,
-        post.sha256,
-        post.received_at,
-        Jsonb(first),
-        msgspec.json.encode([one.row() for one in events]).decode(),
-        attempt,
-        standing.seq,
-        judging.encoded(rows.values(), standing),
-        "rank",
-        *minima.columns_of(seen),
+    findings = judging.rows_of(policy=policy, judged=judged, standing=standing)
+    return Call(
+        (post.run_id, attempt, standing.seq),
+        of_post | {"sha256": post.sha256.hex(), "answer": first},
+        [one.row() | of_post for one in events],
+        cells,
+        [row | of_post for row in judging.with_joined(findings.values(), standing)],
     )
 
 
 def _run(calls: Sequence[Call]) -> list[Outcome]:
+    """Take calls that expect their run to stand at the same place, each of another post."""
+    posts = [call.post for call in calls]
+    rows = ([row for call in calls for row in call[part]] for part in (2, 3, 4))
+    texts = [msgspec.json.encode(part).decode() for part in (posts, *rows)]
     with raw_cursor() as cursor:
         # One statement, so that it is one transaction without a round trip to begin and to commit.
-        cursor.execute(" UNION ALL ".join([_CALL] * len(calls)), [value for call in calls for value in call])
-        return cursor.fetchall()
+        cursor.execute(_TAKE, (*calls[0].where, *texts))
+        taken, directive = cursor.fetchone() or (None, None)
+    return [(post["post"] in (taken or ()), directive) for post in posts]
 
 
 class _Waiting:
@@ -149,19 +159,33 @@ class _Queue:
         return mine.outcome or _run([call])[0]
 
     def _lead(self, mine: _Waiting) -> None:
-        with self._lock:
-            others = [self._waiting.popleft() for _ in range(min(MOST - 1, len(self._waiting)))]
-        batch = [mine, *others]
+        batch = [mine, *self._beside(mine.call)]
         try:
             for one, outcome in zip(batch, _run([one.call for one in batch]), strict=True):
                 one.outcome = outcome
         except Exception:
-            if not others:
+            if len(batch) == 1:
                 raise
         finally:
             self._hand_on()
-            for one in others:
+            for one in batch[1:]:
                 one.go.set()
+
+    def _beside(self, call: Call) -> list[_Waiting]:
+        """Take out of the line what goes with `call`: the same place, and no post twice."""
+        ids = {call.post["post"]}
+        taken: list[_Waiting] = []
+        left: deque[_Waiting] = deque()
+        with self._lock:
+            for one in self._waiting:
+                new = one.call.post["post"] not in ids
+                if one.call.where == call.where and new and len(taken) < MOST - 1:
+                    ids.add(one.call.post["post"])
+                    taken.append(one)
+                else:
+                    left.append(one)
+            self._waiting = left
+        return taken
 
     def _hand_on(self) -> None:
         with self._lock:

@@ -146,7 +146,12 @@ def rows_of(*, policy: Policy, judged: Sequence[Judged], standing: Standing) -> 
 
 def encoded(rows: Iterable[dict[str, Any]], standing: Standing) -> str:
     """Return rows as the JSON that `andon_store_findings` takes."""
-    return msgspec.json.encode([row | {"joined": _joins(row, standing)} for row in rows]).decode()
+    return msgspec.json.encode(with_joined(rows, standing)).decode()
+
+
+def with_joined(rows: Iterable[dict[str, Any]], standing: Standing) -> list[dict[str, Any]]:
+    """Return rows that also say whether a worker must show them to the incident in force."""
+    return [row | {"joined": _joins(row, standing)} for row in rows]
 
 
 def _joins(row: dict[str, Any], standing: Standing) -> bool:

@@ -9,10 +9,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from andon.detect.cells import SOURCES, VALUES, BadCells, earliest_per_lane
+from andon.detect.cells import NO_MICRO_BATCH, SOURCES, VALUES, BadCells, earliest_per_lane
+from andon.detect.nonfinite import EventCells
 from runs.rows import raw_cursor
 
-_TAKE = f"SELECT andon_move_first_bad({', '.join(['%s'] * 15)})"
+_TAKE = (
+    f"SELECT andon_move_first_bad({', '.join(['%s'] * 14)}, array_fill(%s::timestamptz, ARRAY[%s::integer]))"
+)
 
 
 Columns = list[list[Any]]  # the eleven arrays of `andon_move_first_bad`, one entry per lane
@@ -32,9 +35,26 @@ def take(*, run_id: int, attempt: int, stream: str, received_at: datetime, seen:
     if not columns[0]:
         return 0
     with raw_cursor() as cursor:
-        cursor.execute(_TAKE, (run_id, attempt, stream, received_at, *columns))
+        cursor.execute(_TAKE, (run_id, attempt, stream, *columns, received_at, len(columns[0])))
         row = cursor.fetchone()
     return int(row[0]) if row else 0
+
+
+def rows_of_event(cells: EventCells, occurred_at: datetime | None) -> list[dict[str, Any]]:
+    """Return the cells of one event as rows of `andon_take_joined`."""
+    row = {
+        "view": "local" if cells.local else "reduced",
+        "rank": -1,
+        "step": cells.step,
+        "micro_batch": NO_MICRO_BATCH,
+        "phase": int(cells.phase),
+        "skipped": cells.skipped,
+        "bits": cells.bits,
+        "series": cells.source,
+        "value": cells.value,
+        "occurred": occurred_at,
+    }
+    return [row | {"lane": str(rank)} for rank in cells.ranks]
 
 
 def columns_of(seen: Sequence[Seen]) -> Columns:

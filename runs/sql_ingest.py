@@ -18,16 +18,17 @@ BEGIN
     WITH stored AS (
         INSERT INTO runs_event (received_at, run_id, attempt, type, step, rank, node, occurred_at, backfill,
                                 view, ranks, flags, data, webhook_id, index)
-        SELECT p_received, p_run, coalesce(e.a, p_current), e.t, e.s, e.r, coalesce(e.n, ''),
-               coalesce(e.o, p_received), coalesce(e.b, false) OR coalesce(e.a, p_current) < p_current,
-               coalesce(e.v, ''), e.k, coalesce(e.f, '{}'), coalesce(e.d, '{}'), p_webhook_id, e.i
+        SELECT coalesce(e.received, p_received), p_run, coalesce(e.a, p_current), e.t, e.s, e.r,
+               coalesce(e.n, ''), coalesce(e.o, e.received, p_received),
+               coalesce(e.b, false) OR coalesce(e.a, p_current) < p_current, coalesce(e.v, ''), e.k,
+               coalesce(e.f, '{}'), coalesce(e.d, '{}'), coalesce(e.post, p_webhook_id), e.i
         FROM jsonb_to_recordset(p_events) AS e (
             t text, s bigint, r integer, n text, a integer, o timestamptz, b boolean,
-            v text, k jsonb, f jsonb, d jsonb, i integer)
-        RETURNING id, index, type
+            v text, k jsonb, f jsonb, d jsonb, i integer, post text, received timestamptz)
+        RETURNING id, index, type, received_at
     ), noted AS (
         INSERT INTO runs_pending (run_id, what, ref, received_at)
-        SELECT p_run, 'event', id, p_received FROM stored WHERE type IN ('step', 'skip')
+        SELECT p_run, 'event', id, received_at FROM stored WHERE type IN ('step', 'skip')
     )
     SELECT array_agg(id ORDER BY index) INTO ids FROM stored;
     RETURN ids;
@@ -128,9 +129,9 @@ CREATE FUNCTION andon_cell_order(
 $$;
 
 CREATE FUNCTION andon_move_first_bad(
-    p_run bigint, p_attempt integer, p_stream text, p_received timestamptz, p_views text[], p_lanes text[],
-    p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
-    p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[]
+    p_run bigint, p_attempt integer, p_stream text, p_views text[], p_lanes text[], p_ranks integer[],
+    p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[], p_bits integer[],
+    p_series text[], p_values text[], p_occurred timestamptz[], p_received timestamptz[]
 ) RETURNS integer LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off AS $$
 DECLARE
@@ -140,10 +141,10 @@ BEGIN
     INSERT INTO runs_firstbad (run_id, attempt, stream, view, lane, rank, step, micro_batch, phase, skipped,
                                bits, series, value, occurred_at, received_at)
     SELECT p_run, p_attempt, p_stream, n.view, n.lane, n.rank, n.step, n.micro_batch, n.phase, n.skipped,
-           n.bits, n.series, n.value, n.occurred, p_received
+           n.bits, n.series, n.value, n.occurred, n.received
     FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series,
-                p_values, p_occurred)
-         AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
+                p_values, p_occurred, p_received)
+         AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred, received)
     WHERE (
         SELECT true FROM runs_firstbad f
         WHERE f.run_id = p_run AND f.attempt = p_attempt AND f.stream = p_stream
@@ -156,8 +157,9 @@ BEGIN
     END IF;
     WITH n AS (
         SELECT * FROM unnest(p_views, p_lanes, p_ranks, p_steps, p_micro_batches, p_phases, p_skipped, p_bits,
-                             p_series, p_values, p_occurred)
-             AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred)
+                             p_series, p_values, p_occurred, p_received)
+             AS n (view, lane, rank, step, micro_batch, phase, skipped, bits, series, value, occurred,
+                   received)
     ), earlier AS (
         SELECT known.id, n.* FROM n CROSS JOIN LATERAL (
             SELECT f.id, f.skipped, f.step, f.micro_batch, f.phase FROM runs_firstbad f
@@ -171,7 +173,7 @@ BEGIN
     )
     UPDATE runs_firstbad f SET step = e.step, micro_batch = e.micro_batch, phase = e.phase,
            skipped = e.skipped, bits = e.bits, series = e.series, value = e.value,
-           occurred_at = e.occurred, received_at = p_received
+           occurred_at = e.occurred, received_at = e.received
     FROM locked e
     WHERE f.id = e.id AND andon_cell_order(e.skipped, e.step, e.micro_batch, e.phase)
                           < andon_cell_order(f.skipped, f.step, f.micro_batch, f.phase);
@@ -190,38 +192,40 @@ BEGIN
             attempt integer, kind text, rule text, mode text, severity text, step bigint, lanes jsonb,
             series text, view text, score float8, numbers jsonb, detail text, detector text,
             detector_version text, policy_digest text, backfill boolean, occurred_at timestamptz,
-            needs_incident boolean, incident text, says text, joined boolean)
+            needs_incident boolean, incident text, says text, joined boolean, received timestamptz)
     ), stored AS (
         INSERT INTO runs_finding (run_id, attempt, kind, rule, mode, severity, step, lanes, series, view,
             score, numbers, detail, detector, detector_version, policy_digest, backfill, occurred_at,
             received_at, created_at, needs_incident, incident, says)
         SELECT p_run, attempt, kind, rule, mode, severity, step, lanes, series, view, score, numbers, detail,
-            detector, detector_version, policy_digest, backfill, occurred_at, p_received, clock_timestamp(),
-            needs_incident, incident, says
+            detector, detector_version, policy_digest, backfill, occurred_at, coalesce(received, p_received),
+            clock_timestamp(), needs_incident, incident, says
         FROM said ORDER BY says
         ON CONFLICT (run_id, says) DO NOTHING
-        RETURNING id, says
+        RETURNING id, says, received_at
     ), left_for_a_worker AS (
         INSERT INTO runs_pending (run_id, what, ref, received_at)
-        SELECT p_run, 'finding', stored.id, p_received FROM stored JOIN said USING (says) WHERE said.joined
+        SELECT p_run, 'finding', stored.id, stored.received_at
+        FROM stored WHERE says IN (SELECT said.says FROM said WHERE said.joined)
     )
     SELECT stored.says::text, stored.id FROM stored;
 END $$;
 """
 
-# A bad post of a run that is held already, in one statement: thousands arrive within a second of the first.
-# It is taken only if the run still stands where the sender of this statement last saw it; otherwise
-# nothing is stored and the post takes the long way.
+# Bad posts of a run that is held already, together: thousands arrive within a second of the first. They are
+# taken only if the run still stands where the sender of this statement last saw it; otherwise nothing is
+# stored and each takes the long way. What belongs to a post carries its id as `post`; `taken` are the ids
+# that were new.
 _JOINED = """
+CREATE FUNCTION andon_of_posts(p_rows jsonb, p_posts text[]) RETURNS jsonb LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(jsonb_agg(r), '[]') FROM jsonb_array_elements(p_rows) r WHERE r ->> 'post' = ANY(p_posts)
+$$;
+
 CREATE FUNCTION andon_take_joined(
-    p_run bigint, p_webhook_id text, p_sha bytea, p_received timestamptz, p_answer jsonb, p_events jsonb,
-    p_attempt integer, p_seq bigint, p_findings jsonb, p_stream text, p_views text[], p_lanes text[],
-    p_ranks integer[], p_steps bigint[], p_micro_batches integer[], p_phases smallint[], p_skipped boolean[],
-    p_bits integer[], p_series text[], p_values text[], p_occurred timestamptz[],
-    OUT taken boolean, OUT directive text
+    p_run bigint, p_attempt integer, p_seq bigint, p_posts jsonb, p_events jsonb, p_cells jsonb,
+    p_findings jsonb, OUT taken text[], OUT directive text
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan AS $$
 BEGIN
-    taken := false;
     IF p_attempt IS DISTINCT FROM (
         SELECT number FROM runs_attempt WHERE run_id = p_run ORDER BY number DESC LIMIT 1)
        OR p_seq IS DISTINCT FROM (
@@ -229,19 +233,37 @@ BEGIN
     THEN
         RETURN;
     END IF;
-    INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
-        VALUES (p_run, p_webhook_id, p_sha, p_answer, p_received)
-        ON CONFLICT (run_id, webhook_id) DO NOTHING;
-    IF NOT FOUND THEN
+    WITH stored AS (
+        INSERT INTO runs_receipt (run_id, webhook_id, body_sha256, answer, received_at)
+        SELECT p_run, post, decode(sha256, 'hex'), answer, received
+        FROM jsonb_to_recordset(p_posts) AS p (post text, sha256 text, answer jsonb, received timestamptz)
+        ORDER BY post
+        ON CONFLICT (run_id, webhook_id) DO NOTHING
+        RETURNING webhook_id
+    )
+    SELECT array_agg(webhook_id) INTO taken FROM stored;
+    IF taken IS NULL THEN
         RETURN;
     END IF;
-    PERFORM andon_store_events(p_run, p_webhook_id, p_received, p_attempt, p_events);
-    IF cardinality(p_lanes) > 0 THEN
-        PERFORM andon_move_first_bad(p_run, p_attempt, p_stream, p_received, p_views, p_lanes, p_ranks,
-            p_steps, p_micro_batches, p_phases, p_skipped, p_bits, p_series, p_values, p_occurred);
+    IF cardinality(taken) < jsonb_array_length(p_posts) THEN
+        p_events := andon_of_posts(p_events, taken);
+        p_cells := andon_of_posts(p_cells, taken);
+        p_findings := andon_of_posts(p_findings, taken);
     END IF;
-    PERFORM new_id FROM andon_store_findings(p_run, p_received, p_findings);
-    taken := true;
+    -- Every row says itself when it was received and in which post.
+    PERFORM andon_store_events(p_run, '', clock_timestamp(), p_attempt, p_events);
+    PERFORM andon_move_first_bad(p_run, p_attempt, 'rank', array_agg(view), array_agg(lane), array_agg(rank),
+        array_agg(step), array_agg(micro_batch), array_agg(phase), array_agg(skipped), array_agg(bits),
+        array_agg(series), array_agg(value), array_agg(occurred), array_agg(received))
+    FROM (
+        SELECT DISTINCT ON (view, lane, rank) *
+        FROM jsonb_to_recordset(p_cells) AS c (
+            view text, lane text, rank integer, step bigint, micro_batch integer, phase smallint,
+            skipped boolean, bits integer, series text, value text, occurred timestamptz,
+            received timestamptz)
+        ORDER BY view, lane, rank, andon_cell_order(skipped, step, micro_batch, phase)
+    ) AS earliest HAVING count(*) > 0;
+    PERFORM new_id FROM andon_store_findings(p_run, clock_timestamp(), p_findings);
     SELECT document::text INTO directive FROM runs_directive
         WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
 END $$;
@@ -270,6 +292,7 @@ FUNCTIONS = (
     "andon_cell_order",
     "andon_move_first_bad",
     "andon_store_findings",
+    "andon_of_posts",
     "andon_take_joined",
     "andon_first_recorded_step",
 )

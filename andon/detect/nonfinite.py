@@ -7,6 +7,7 @@ Skipped updates need memory and are judged by `SkipCounter`.
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,6 +60,7 @@ __all__ = [
     "StepSeen",
     "axes",
     "bad_cells",
+    "cells_in_event",
     "coarsen",
     "combine_planes",
     "event_cells",
@@ -226,30 +228,56 @@ def _applied(event: Event, step: _Step, *, state: bool, backfill: bool) -> Findi
     )
 
 
-def event_cells(event: Event) -> BadCells:
-    """Return the bad cells of a `step` event: one per rank it names, or one without a lane.
+class EventCells(NamedTuple):
+    """The bad cells of one `step` event: the same cell on every rank it names."""
 
-    Skipped ones are included and marked. An event without a step gives none.
+    ranks: list[int]  # `NO_LANE` where a reduced value named none
+    step: int
+    phase: Phase
+    local: bool
+    skipped: bool
+    bits: int
+    source: str  # of `SOURCES`
+    value: str  # of `VALUES`
+
+
+def cells_in_event(event: Event) -> EventCells | None:
+    """Return the bad cells of a `step` event, None where it has none or names no step.
+
+    Skipped ones are included and marked.
     """
     if event.type != "step" or event.step is None or not (event.flags or event.data.get("nonfinite")):
-        return no_cells()
+        return None
     step = _read(event)
     if not step.bad or step.phase is None:
+        return None
+    return EventCells(
+        ranks=[event.rank] if event.rank is not None else list(event.ranks or (NO_LANE,)),
+        step=event.step,
+        phase=step.phase,
+        local=step.local,
+        skipped=step.skipped and not step.bits & STATE_BITS,
+        bits=step.bits,
+        source="nonfinite" if step.bits & BAD_BITS else next(iter(step.values), "nonfinite"),
+        value=next(iter(step.values.values()), ""),
+    )
+
+
+def event_cells(event: Event) -> BadCells:
+    """Return `cells_in_event` as columns; empty where there are none."""
+    found = cells_in_event(event)
+    if found is None:
         return no_cells()
-    lanes = [event.rank] if event.rank is not None else list(event.ranks or (NO_LANE,))
-    n = len(lanes)
-    skipped = step.skipped and not step.bits & STATE_BITS
-    flag = next(iter(step.values.values()), "")
-    source = "nonfinite" if step.bits & BAD_BITS else next(iter(step.values), "nonfinite")
+    n = len(found.ranks)
     return cells(
-        step=[event.step] * n,
-        lane=np.asarray(lanes, dtype=np.int32),
-        phase=[step.phase] * n,
-        local=[step.local] * n,
-        skipped=[skipped] * n,
-        bits=[step.bits] * n,
-        source=[SOURCES.index(source)] * n,
-        value=[VALUES.index(flag)] * n,
+        step=[found.step] * n,
+        lane=np.asarray(found.ranks, dtype=np.int32),
+        phase=[found.phase] * n,
+        local=[found.local] * n,
+        skipped=[found.skipped] * n,
+        bits=[found.bits] * n,
+        source=[SOURCES.index(found.source)] * n,
+        value=[VALUES.index(found.value)] * n,
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from django.db import connection
 
 from runs import joining
-from runs.models import Event, Finding, Receipt
+from runs.models import Event, Finding, FirstBad, Receipt
 from tests.runs.conftest import Trainer
 
 
@@ -77,6 +77,36 @@ def test_the_same_id_twice_in_one_transaction_counts_once(
     assert [answer.status_code for answer in answers] == [202] * 4
     assert sum(answer.json()["duplicate"] for answer in answers) == 1
     assert Event.objects.filter(run_id=committing_trainer.run.pk, step=3).count() == 3
+
+
+def test_a_repeat_among_others_adds_nothing_of_its_own(committing_trainer: Trainer, monkeypatch: Any) -> None:
+    held(committing_trainer)
+    assert committing_trainer.post(**nan(1, "repeat")).status_code == 202
+    monkeypatch.setattr(joining, "_run", Counted(others=3))
+    posts = [nan(2, "first"), nan(3, "new"), nan(1, "repeat"), nan(4, "newer")]
+    answers = at_once(committing_trainer, posts)
+    assert [answer.json()["duplicate"] for answer in answers] == [False, False, True, False]
+    stored = Event.objects.filter(run_id=committing_trainer.run.pk, step=3)
+    assert sorted(stored.values_list("rank", flat=True)) == [1, 2, 3, 4]
+    assert Finding.objects.filter(run=committing_trainer.run, step=3).count() == 4
+    assert FirstBad.objects.filter(run=committing_trainer.run, step=3).count() == 4
+
+
+def test_each_row_is_of_its_own_post(committing_trainer: Trainer, monkeypatch: Any) -> None:
+    held(committing_trainer)
+    monkeypatch.setattr(joining, "_run", Counted(others=3))
+    later = b'{"type": "step", "step": 9, "rank": 5, "data": {"loss": "nan"}}'
+    posts = [nan(1, "first"), {"body": later, "webhook_id": "late"}, nan(5, "early"), nan(6, "six")]
+    at_once(committing_trainer, posts)
+    received = dict(
+        Receipt.objects.filter(run_id=committing_trainer.run.pk).values_list("webhook_id", "received_at")
+    )
+    events = Event.objects.filter(run_id=committing_trainer.run.pk, step__gte=3)
+    assert {one.webhook_id for one in events} == {"first", "late", "early", "six"}
+    assert all(one.received_at == received[one.webhook_id] for one in events)
+    # One lane in two posts of one transaction: the earlier cell stands, whichever came first.
+    cell = FirstBad.objects.get(run=committing_trainer.run, rank=-1, lane="5")
+    assert (cell.step, cell.received_at) == (3, received["early"])
 
 
 def test_one_that_fails_takes_no_other_with_it(committing_trainer: Trainer, monkeypatch: Any) -> None:
