@@ -22,3 +22,6 @@ application = get_wsgi_application()
 # post in a few thousand wait for tens of milliseconds.
 gc.collect()
 gc.freeze()
+# Opening an incident makes tens of thousands of short-lived objects: at Python's own thresholds that is
+# dozens of collections while a fleet waits for its directive.
+gc.set_threshold(20_000, 20, 20)

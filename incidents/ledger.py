@@ -119,9 +119,9 @@ def append(
             "give it, or say in none_because why there is none"
         )
     _lock_chain(run.pk)
-    newest = LedgerRow.objects.filter(run=run).order_by("-seq").first()
-    row.seq = 1 if newest is None else newest.seq + 1
-    row.previous = "" if newest is None else newest.digest
+    newest = LedgerRow.objects.filter(run=run).order_by("-seq").values_list("seq", "digest").first()
+    seq, row.previous = newest or (0, "")
+    row.seq = seq + 1
     row.digest = row_digest(row, run.slug)
     row.save(force_insert=True)
     return row

@@ -121,11 +121,12 @@ def open_incident(
         incident=incident, before="", after=incident.state, at=now, person=person, why=why
     )
     attached.attach(incident, findings)
-    _tell_opened(incident, lead, person, why)
-    if holds:
-        holding.end_live_permit(run, f"incident {incident.pk} opened")
-        holding.hold(incident, finding=lead, policy=policy, person=person, why=why)
-    plans.draft_first(incident, policy=policy, findings=mine, answer=answer)
+    with states.recorded_together():
+        _tell_opened(incident, lead, person, why)
+        if holds:
+            holding.end_live_permit(run, f"incident {incident.pk} opened")
+            holding.hold(incident, finding=lead, policy=policy, person=person, why=why)
+        plans.draft_first(incident, policy=policy, findings=mine, answer=answer)
     return incident
 
 

@@ -103,11 +103,12 @@ def at_each(run: Run, attempt: int, steps: Sequence[int]) -> list[Known]:
         for name, value in of_event(data).items():
             # Ranks of one step report the same number; a straggler's smaller one is its local view.
             told[step][name] = max(value, told[step].get(name, 0))
-    for checkpoint in Checkpoint.objects.filter(run=run, attempt=attempt, step__in=steps).defer("files"):
-        for name, of_kept in checkpoint.positions().items():
-            if of_kept is not None:
-                told[checkpoint.step].setdefault(name, of_kept)
     reports = _Reports(run, attempt)
+    for kept_by, step, values in reports.checkpoints:
+        if kept_by == attempt and step in told:
+            for name, kept in zip(POSITIONS, values, strict=True):
+                if kept is not None:
+                    told[step].setdefault(name, kept)
     return [_known(step, told[step], reports) for step in steps]
 
 
@@ -139,13 +140,18 @@ class _Reports:
         self._run, self._attempt = run, attempt
 
     @cached_property
+    def checkpoints(self) -> list[tuple[int, int, tuple[int | None, ...]]]:
+        """Return attempt, step and `POSITIONS` of every checkpoint of the run."""
+        rows = Checkpoint.objects.filter(run=self._run).values_list("attempt", "step", *POSITIONS)
+        return [(attempt, step, tuple(values)) for attempt, step, *values in rows]
+
+    @cached_property
     def points(self) -> dict[str, list[tuple[int, int]]]:
         """Return (step, position) as reported, newest step first, by the position's name."""
         found: dict[str, dict[int, int]] = {name: {} for name in _COMPUTABLE}
-        kept = Checkpoint.objects.filter(run=self._run).values_list("step", *_COMPUTABLE)
-        for step, *values in kept:
-            for name, value in zip(_COMPUTABLE, values, strict=True):
-                if value is not None:
+        for _, step, values in self.checkpoints:
+            for name, value in zip(POSITIONS, values, strict=True):
+                if value is not None and name in found:
                     found[name][step] = value
         keys = [key for name in _COMPUTABLE for key in _NAMES[name]]
         with connection.cursor() as cursor:

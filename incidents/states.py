@@ -1,5 +1,8 @@
 """How an incident moves: compare-and-set, with a history row for every turning point."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
@@ -72,7 +75,7 @@ def record(
 ) -> TimelineEntry:
     """Write one timeline entry. Without `source` it is people's when a person did it, else Andon's."""
     received = received_at or timezone.now()
-    return TimelineEntry.objects.create(
+    entry = TimelineEntry(
         incident=incident,
         occurred_at=occurred_at or received,
         received_at=received,
@@ -83,6 +86,27 @@ def record(
         text=text,
         data=data or {},
     )
+    together = _together.get()
+    if together is None:
+        entry.save(force_insert=True)
+    else:
+        together.append(entry)
+    return entry
+
+
+@contextmanager
+def recorded_together() -> Iterator[None]:
+    """Write the timeline entries of this block with one statement, at its end: a post waits for each."""
+    entries: list[TimelineEntry] = []
+    outer = _together.set(entries)
+    try:
+        yield
+    finally:
+        _together.reset(outer)
+    TimelineEntry.objects.bulk_create(entries)
+
+
+_together: ContextVar[list[TimelineEntry] | None] = ContextVar("together", default=None)
 
 
 def unresolved(run_id: int) -> Incident | None:

@@ -64,14 +64,14 @@ def set_directive(
     Raises:
         django.db.IntegrityError: another directive took the number, so the lock was not held.
     """
-    newest = current(run.pk)
+    newest = Directive.objects.filter(run=run).order_by("-seq").values_list("seq", flat=True).first()
     since = timezone.now()
     if attempt is None:
         numbers = Attempt.objects.filter(run=run).order_by("-number").values_list("number", flat=True)
         attempt = numbers.first() or 1
     message = Message(
         kind=kind,
-        seq=1 if newest is None else newest.seq + 1,
+        seq=(newest or 0) + 1,
         run=run.slug,
         attempt=attempt,
         mode=mode or "in_place",
