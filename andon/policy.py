@@ -138,9 +138,11 @@ class RateRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class AgentRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the agents on the nodes may take of the network while they upload evidence."""
+    """What the agents on the nodes may take of the network and of the disks while they keep evidence."""
 
     upload_mb_per_s: float = 0.0  # megabytes per second and node; 0 = as fast as it goes
+    # How long a held tree stays on its node: until two people release its dossier, or until the vault has it.
+    held_trees: Literal["until_released", "until_sealed"] = "until_released"
 
 
 DEFAULT_MODES: dict[str, Mode] = {

@@ -113,6 +113,31 @@ class StoredObject(models.Model):
         return f"{self.path} {self.sha256[:8]}"
 
 
+class Leftover(models.Model):
+    """A stored version that no item counts on: a try that was cut or gathered anew left it.
+
+    It keeps the lock it was stored with, goes with its dossier's release and deletion, and is in no
+    seal. Found by `evidence.leftovers`, which compares the store with the rows.
+    """
+
+    item = models.ForeignKey(Item, models.PROTECT, related_name="leftovers")
+    key = models.TextField()
+    version_id = models.CharField(max_length=200, blank=True)
+    bytes_total = models.BigIntegerField()
+    why = models.TextField()  # it is there, for people
+    protected_by = models.JSONField(default=dict)  # as of a stored object
+    stored_at = models.DateTimeField()  # by the store's clock
+    found_at = models.DateTimeField()
+    deleted_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["key", "version_id"], name="one_row_per_leftover")]
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return self.key
+
+
 class Hold(models.Model):
     """A counted lock on a source object: while any is unreleased, nobody may delete the uri."""
 
@@ -170,7 +195,7 @@ class SampleKey(models.Model):
     """The key that a dossier's raw samples are encrypted with. Erasing it erases them, wherever they lie."""
 
     dossier = models.OneToOneField(Dossier, models.PROTECT, primary_key=True, related_name="sample_key")
-    key = models.BinaryField(null=True)  # AES-256; null once erased
+    key = models.BinaryField(null=True)  # X25519, the private half; null once erased
     made_at = models.DateTimeField()
     erased_at = models.DateTimeField(null=True)
 
@@ -304,20 +329,23 @@ class Agent(models.Model):
 
 
 class AgentTask(models.Model):
-    """What only a node's agent can do for an item: hold a place in its file system, or upload one file.
+    """What only a node's agent can do for an item: hold a place in its file system, upload one file, or
+    remove a tree that it made.
 
     The worker writes what is wanted and takes the outcome into the item; the agent's posts change
-    nothing but this row. See `evidence.agents`.
+    nothing but this row. See `evidence.agents` and `evidence.node_trees`.
     """
 
     class Act(models.TextChoices):
         HOLD = "hold"
         UPLOAD = "upload"
+        RELEASE = "release"
 
     run = models.ForeignKey(Run, models.CASCADE, related_name="agent_tasks", db_index=False)
     item = models.ForeignKey(Item, models.CASCADE, related_name="agent_tasks", db_index=False)
-    act = models.CharField(max_length=6, choices=Act.choices)
-    path = models.TextField(blank=True)  # inside the item; of a hold: what its files' paths begin with
+    act = models.CharField(max_length=8, choices=Act.choices)
+    # Inside the item; of a hold: what its files' paths begin with; of a release: the name of the tree.
+    path = models.TextField(blank=True)
     uri = models.TextField()  # where it lies on the node
     node = models.CharField(max_length=200, blank=True)  # "" = whichever node has it
     tail_bytes = models.BigIntegerField(null=True)  # only so much of the end; null = whole
@@ -326,22 +354,31 @@ class AgentTask(models.Model):
     sha256 = models.CharField(max_length=64, blank=True)
     known = models.BooleanField(default=False)  # the two above were known before the agent was asked
     files = models.JSONField(default=list)  # of a hold, so far: [{"path", …, "node", "tree", "how"}]
-    changed = models.JSONField(default=list)  # of a hold: what was changed in place since
+    # Of a hold: what was changed in place since; of a release: what lies in the tree and is not the agent's.
+    changed = models.JSONField(default=list)
     parts = models.JSONField(default=list)  # of an upload: [[sha256, md5]] of each part, as announced
     part_bytes = models.BigIntegerField(null=True)
     bytes_done = models.BigIntegerField(default=0)
     store_upload = models.TextField(blank=True)  # the store's own name of the upload
     cannot = models.JSONField(default=dict)  # node -> why it cannot
     trouble = models.TextField(blank=True)  # what went wrong last, for people
+    says = models.TextField(blank=True)  # of a hold: what protects it; of a release: why it is asked for
     given_to = models.CharField(max_length=200, blank=True)  # the node that was told first, and when
     given_at = models.DateTimeField(null=True)
     made_at = models.DateTimeField()
     seen_at = models.DateTimeField(null=True)  # the agent last posted about it
-    arrived_at = models.DateTimeField(null=True)  # all parts are announced as sent
+    arrived_at = models.DateTimeField(null=True)  # announced as done; the worker has the last word
     done_at = models.DateTimeField(null=True)
 
     class Meta:
-        constraints = [models.UniqueConstraint(fields=["item", "act", "path"], name="one_agent_task")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["item", "act", "path"], condition=~Q(act="release"), name="one_agent_task"
+            ),
+            models.UniqueConstraint(
+                fields=["item", "path", "node"], condition=Q(act="release"), name="one_release_of_a_tree"
+            ),
+        ]
         indexes = [
             models.Index(fields=["run", "node"], condition=Q(done_at=None), name="agent_task_open"),
         ]
