@@ -22,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--key",
         metavar="FINGERPRINT",
-        help="lower-case hex SHA-256 of the raw public key that must have signed it; told apart from the bag",
+        help="lower-case hex SHA-256 of the raw public key that must have signed it, or handed over to the "
+        "one that did; told apart from the bag",
     )
 
 
@@ -63,6 +64,8 @@ def describe(report: Report) -> list[str]:
     counted = f"{report.files} files, {report.seals} seals, {report.custody_rows} custody rows"
     if report.problems:
         return [*lines, f"This bag is NOT what was exported: {len(report.problems)} problems in {counted}."]
+    if report.pinned and report.pinned_by != report.key_id:
+        return [*lines, f"verified, signed by {report.key_id}, successor of {report.pinned_by}: {counted}"]
     if report.pinned:
         return [*lines, f"verified, signed by {report.key_id} as asked: {counted}"]
     return [*lines, f"consistent, signed by {report.key_id}, not pinned: {counted}"]

@@ -15,21 +15,26 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from andon import bag_format as form
-from andon import chain
+from andon import chain, handovers
 from andon.bag_trees import Tree, Unreadable
+from andon.handovers import GRACE_S, Handover
+from andon.wire_times import parse_time
 
 _CHUNK_BYTES = 1 << 20
 _TAG_LIMIT_BYTES = 256 << 20
+_SIGNED_BY = ("key_id", "public_key", "signature")  # what signing a document adds to it
 
 
 @dataclass
 class Report:
-    """What came of checking a bag. `key_id` signed it; `pinned`: that is the key that was asked for."""
+    """What came of checking a bag. `key_id` signed it; `pinned`: that is the key that was asked for, or
+    one that it handed over to; then `pinned_by` is the key that was asked for."""
 
     problems: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)  # objects of fetch.txt that are not in the bag
     key_id: str = ""
     pinned: bool = False
+    pinned_by: str = ""
     files: int = 0
     seals: int = 0
     custody_rows: int = 0
@@ -45,7 +50,8 @@ def verify(tree: Tree, key: str | None = None) -> Report:
     """Check a bag.
 
     Args:
-        key: fingerprint (lower-case hex SHA-256 of the raw public key) of the key it must be signed by.
+        key: fingerprint (lower-case hex SHA-256 of the raw public key) of the key it must be signed by,
+            itself or by a successor that the bag shows it handed over to.
 
     Raises:
         Unreadable: a file of it cannot be read, so that nothing can be said of the bag.
@@ -79,13 +85,14 @@ class _Check:
             form.check_name(name)
         self.sizes: dict[str, int] = {}
         self.digests: dict[str, str] = {}
+        self.handovers: list[Handover] = []
 
     def run(self) -> None:
         """Check from the outside in: files, lists, signature, chain, seals."""
         self._hash_all()
         payload, fetch = self._lists()
         statement = self._statement(payload)
-        keys = self._keys()
+        keys = self._keys(statement)
         rows = self._custody(statement)
         self._seals(payload, fetch, keys, rows, statement)
 
@@ -155,11 +162,6 @@ class _Check:
     def _statement(self, payload: Mapping[str, str]) -> dict[str, Any]:
         key_id, raw = open_envelope(self._document(form.STATEMENT), form.STATEMENT)
         self.report.key_id = key_id
-        if self.key is not None:
-            if key_id == self.key:
-                self.report.pinned = True
-            else:
-                self._wrong(f"{form.STATEMENT}: signed by {key_id}, not by the key that was asked for")
         statement: dict[str, Any] = chain.parse_canonical(raw, form.STATEMENT)
         if (statement["_type"], statement["predicateType"]) != (form.STATEMENT_TYPE, form.BAG_PREDICATE):
             raise ValueError(f"{form.STATEMENT}: states something else")
@@ -186,9 +188,11 @@ class _Check:
             raise ValueError(f"{name}: the last line has no end")
         return chain.parse_canonical(raw[:-1], name)
 
-    def _keys(self) -> set[str]:
+    def _keys(self, statement: Mapping[str, Any]) -> set[str]:
         document = self._document(form.KEYS)
-        if set(document) != {"schema", "keys"} or document["schema"] != form.KEYS_SCHEMA:
+        signed = document.get("handovers", [])
+        fields = {"schema", "keys", "handovers"} if signed else {"schema", "keys"}
+        if set(document) != fields or document["schema"] != form.KEYS_SCHEMA:
             raise ValueError(f"{form.KEYS}: is not of the form that Andon writes")
         names = set()
         for row in document["keys"]:
@@ -196,9 +200,27 @@ class _Check:
             if set(row) != {"key_id", "public_key"} or row["key_id"] != hashlib.sha256(public).hexdigest():
                 raise ValueError(f"{form.KEYS}: a key is not named by its fingerprint")
             names.add(row["key_id"])
+        self.handovers = [_handover(one) for one in signed]
         if self.report.key_id not in names:
             self._wrong(f"{form.KEYS}: does not hold the key that signed the bag")
+        self._in_use(self.report.key_id, statement["predicate"]["exported_at"], form.STATEMENT)
+        self._pin()
         return names
+
+    def _pin(self) -> None:
+        if self.key is None:
+            return
+        if self.report.key_id in (self.key, *handovers.successors(self.handovers, self.key)):
+            self.report.pinned, self.report.pinned_by = True, self.key
+        else:
+            says = f"signed by {self.report.key_id}, not by the key that was asked for"
+            self._wrong(f"{form.STATEMENT}: {says}, which handed over to none that leads there")
+
+    def _in_use(self, key_id: str, at: str, where: str) -> None:
+        """Find fault with what says that it was signed after its key was handed over or given up."""
+        for one in self.handovers:
+            if one.old == key_id and parse_time(at)[0] > one.at_ns + GRACE_S * 10**9:
+                self._wrong(f"{where}: is signed by a key that was no longer in use at {at}")
 
     # --- custody and seals
 
@@ -234,6 +256,7 @@ class _Check:
             predicate = seal["predicate"]
             if key_id not in keys:
                 self._wrong(f"{name}: is signed by a key that the bag does not vouch for")
+            self._in_use(key_id, predicate["made_at"], name)
             if (seal["_type"], seal["predicateType"]) != (form.STATEMENT_TYPE, form.SEAL_PREDICATE):
                 raise ValueError(f"{name}: states something else")
             if predicate["number"] != number or predicate["previous"] != previous:
@@ -311,11 +334,35 @@ def open_envelope(envelope: Any, where: str) -> tuple[str, bytes]:
         raise ValueError(f"{where}: the key is not named by its fingerprint")
     type_bytes = kind.encode()
     message = b"DSSEv1 %d %s %d %s" % (len(type_bytes), type_bytes, len(payload), payload)
+    _check_signature(public, signature, message, where)
+    return key_id, payload
+
+
+def _handover(signed: Any) -> Handover:
+    if not isinstance(signed, list) or not 1 <= len(signed) <= 2:
+        raise ValueError(f"{form.KEYS}: a handover is signed by the keys it names")
+    try:
+        return handovers.read(signed, _content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{form.KEYS}: a handover {error}") from error
+
+
+def _content(document: Any) -> Mapping[str, Any]:
+    """Return the content of a signed document (see `andon.signing.sign_document`), once it was checked."""
+    public = _exact_base64(document["public_key"], 32, form.KEYS)
+    signature = _exact_base64(document["signature"], 64, form.KEYS)
+    if document["key_id"] != hashlib.sha256(public).hexdigest():
+        raise ValueError("is signed by a key that is not named by its fingerprint")
+    message = chain.canonical({name: one for name, one in document.items() if name != "signature"})
+    _check_signature(public, signature, message, "a handover")
+    return {name: one for name, one in document.items() if name not in _SIGNED_BY}
+
+
+def _check_signature(public: bytes, signature: bytes, message: bytes, where: str) -> None:
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
     except InvalidSignature as error:
         raise ValueError(f"{where}: its signature does not fit") from error
-    return key_id, payload
 
 
 def _exact_base64(text: Any, length: int | None, where: str) -> bytes:

@@ -174,13 +174,20 @@ class BagWriter:
         return envelope
 
 
-def keys_file(public_keys: Sequence[bytes]) -> bytes:
-    """Return `andon/keys.json`: the raw public keys, by fingerprint."""
+def keys_file(public_keys: Sequence[bytes], handovers: Sequence[Sequence[Mapping[str, Any]]] = ()) -> bytes:
+    """Return `andon/keys.json`: the raw public keys by fingerprint, and how one followed another.
+
+    Args:
+        handovers: as the keys signed them (`andon.keys.handover`), so that whoever pinned an old key can
+            follow it to the one that signs this bag.
+    """
     rows = sorted(
         (hashlib.sha256(raw).hexdigest(), base64.b64encode(raw).decode("ascii")) for raw in public_keys
     )
-    document = {
+    document: dict[str, Any] = {
         "schema": form.KEYS_SCHEMA,
         "keys": [{"key_id": name, "public_key": text} for name, text in rows],
     }
+    if handovers:
+        document["handovers"] = handovers
     return canonical(document) + b"\n"

@@ -21,14 +21,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from andon import handovers
+from andon.handovers import GRACE_S, Handover
 from andon.signing import SignatureError, SigningKey, sign_document, verify_document
 from andon.wire_times import format_time, parse_time
 
 PATH = "/.well-known/andon-keys.json"
 SCHEMA = "andon.keys/1"
-HANDOVER_SCHEMA = "andon.key-handover/1"
-# A process that read the old key just before the handover may sign a moment after it.
-GRACE_S = 300
+HANDOVER_SCHEMA = handovers.SCHEMA
 _MOST_KEYS = 1000
 
 
@@ -125,8 +125,8 @@ def follow(published: object, pinned: Collection[str], *, for_evidence: bool = F
         pinned: fingerprints known by another way, or the ring of an earlier look, which never shrinks.
         for_evidence: also trust keys that were stolen later, for what they sealed until then.
     """
-    after: dict[str, list[_Handover]] = {}
-    before: dict[str, list[_Handover]] = {}
+    after: dict[str, list[Handover]] = {}
+    before: dict[str, list[Handover]] = {}
     for one in _handovers(published):
         before.setdefault(one.new, []).append(one)
         if not one.is_stolen:
@@ -152,32 +152,12 @@ def follow(published: object, pinned: Collection[str], *, for_evidence: bool = F
     return KeyRing(until_ns)
 
 
-@dataclass(frozen=True)
-class _Handover:
-    old: str
-    new: str
-    at_ns: int
-    is_stolen: bool
-
-
-def _handovers(published: object) -> set[_Handover]:
+def _handovers(published: object) -> set[Handover]:
     rows = published.get("keys") if isinstance(published, Mapping) else None
     found = set()
     for row in rows[:_MOST_KEYS] if isinstance(rows, list) else []:
         signed = row.get("handover") if isinstance(row, Mapping) else None
         if isinstance(signed, list) and 1 <= len(signed) <= 2:
             with contextlib.suppress(SignatureError, ValueError, KeyError, TypeError):
-                found.add(_read_handover(signed))
+                found.add(handovers.read(signed, lambda one: verify_document(one, None)))
     return found
-
-
-def _read_handover(signed: list[Any]) -> _Handover:
-    contents = [verify_document(one, None) for one in signed]
-    content = contents[0]
-    is_stolen = content.get("stolen") is True
-    by = [content["to"]] if is_stolen else [content["from"], content["to"]]
-    if any(one != content for one in contents) or [one["key_id"] for one in signed] != by:
-        raise ValueError("is not signed by the keys it names")
-    if content.get("schema") != HANDOVER_SCHEMA or not all(isinstance(key, str) for key in by):
-        raise ValueError("is no handover")
-    return _Handover(str(content["from"]), content["to"], parse_time(content["at"])[0], is_stolen)

@@ -12,7 +12,7 @@ from andon.signing import seal_envelope
 from evidence import custody
 from evidence.hashing import chunks
 from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject
-from evidence.seals import bag_path, public_keys
+from evidence.seals import bag_path, handovers, public_keys
 from evidence.signals import bag_exporting
 from evidence.vault import vault
 from runs.keys import server_key
@@ -63,7 +63,7 @@ def export_bag(
         bag.add_tag("andon/custody.ndjson", b"".join(chain.canonical(row) + b"\n" for row in rows))
         for seal in seals:
             bag.add_tag(f"andon/seals/{seal.number:04d}.json", chain.canonical(seal.envelope) + b"\n")
-        bag.add_tag("andon/keys.json", keys_file(public_keys(seals)))
+        bag.add_tag("andon/keys.json", keys_file(public_keys(seals), handovers()))
         bag_exporting.send(sender=Dossier, dossier=dossier, bag=bag)
         bag.finish(
             info={

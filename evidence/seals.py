@@ -78,6 +78,16 @@ def public_keys(seals: Iterable[Seal]) -> list[bytes]:
     return keys.public_keys({server_key().key_id, *signed_by})
 
 
+def handovers() -> list[list[dict[str, Any]]]:
+    """Return how the server's keys followed each other, the oldest first, as they signed it.
+
+    Of the keys that this server trusts: no other handover proves anything to whoever pinned one of them.
+    """
+    trusted = trusted_keys(for_evidence=True)
+    rows = [row for row in keys.published()["keys"] if row["handover"] and row["key_id"] in trusted]
+    return [row["handover"] for row in reversed(rows)]
+
+
 def bag_path(item: Item, path: str) -> str:
     """Return where an object lies in an exported bag, relative to `data/`.
 

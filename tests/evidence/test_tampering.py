@@ -7,19 +7,20 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 from django.conf import LazySettings
 from django.core.management import call_command
 
 from andon import bag_format as form
-from andon import chain
+from andon import chain, handovers
 from andon.bag_trees import Unreadable, ZipTree
-from andon.bag_verify import verify
+from andon.bag_verify import Report, verify
 from andon.bag_writing import keys_file
 from andon.cli import main
-from andon.signing import SigningKey, seal_envelope
+from andon.keys import given_up, handover
+from andon.signing import SigningKey, seal_envelope, sign_document
 from evidence.custody import verify_custody
 from evidence.exporting import export_bag
 from evidence.models import Dossier, Seal
@@ -210,19 +211,76 @@ def test_after_the_key_was_rotated_old_seals_and_old_bags_verify(
     words: tuple[str, ...], dossier: Dossier, bag: Path, tmp_path: Path, settings: LazySettings
 ) -> None:
     old = server_key().key_id
-    # On a key file of its own: the session's key stays as it is.
-    settings.SIGNING_KEY_FILE = _copied(settings.SIGNING_KEY_FILE, tmp_path / "key.pem")
-    assert server_key().key_id == old
-    call_command("rotate_key", *words)
-    new = server_key().key_id
-    assert new != old
+    new = rotated(settings, tmp_path, *words)
+    assert new.key_id != old
     assert verify_custody(dossier) == []
     export_bag(dossier, tmp_path / "after")
     assert command(bag, "--key", old).returncode == 0
-    assert command(tmp_path / "after", "--key", new).returncode == 0
-    assert command(tmp_path / "after", "--key", old).returncode == 1
-    keys = json.loads((tmp_path / "after" / "andon" / "keys.json").read_text())["keys"]
-    assert {row["key_id"] for row in keys} == {old, new}
+    assert command(tmp_path / "after", "--key", new.key_id).returncode == 0
+    # Whoever pinned the old key follows its handover. A stolen one names no successor.
+    done = command(tmp_path / "after", "--key", old)
+    assert (done.returncode, f"successor of {old}" in done.stdout) == ((1, False) if words else (0, True))
+    keys = json.loads((tmp_path / "after" / "andon" / "keys.json").read_text())
+    assert {row["key_id"] for row in keys["keys"]} == {old, new.key_id}
+    assert [row[0]["from"] for row in keys["handovers"]] == [old]
+
+
+def rotated(settings: LazySettings, directory: Path, *words: str) -> SigningKey:
+    """Rotate the key, on a key file of the test's own: the session's key stays as it is."""
+    settings.SIGNING_KEY_FILE = _copied(settings.SIGNING_KEY_FILE, directory / "key.pem")
+    call_command("rotate_key", *words)
+    return server_key()
+
+
+def test_a_pinned_key_is_followed_over_several_handovers_and_by_no_forged_one(
+    dossier: Dossier, tmp_path: Path, settings: LazySettings
+) -> None:
+    first, between = server_key(), rotated(settings, tmp_path)
+    call_command("rotate_key")
+    last = server_key()
+    export_bag(dossier, tmp_path / "after")
+    files = files_of(tmp_path / "after")
+    for pinned in (first, between, last):
+        report = verify(MemoryTree(files), pinned.key_id)
+        assert (report.problems, report.pinned, report.key_id) == ([], True, last.key_id)
+    document = json.loads(files[form.KEYS])
+    forger, at = SigningKey.generate(), "2026-01-01T00:00:00Z"
+
+    def forged(*told: list[dict[str, Any]]) -> Report:
+        """Return what comes of the forger's own signature under these handovers."""
+        vouched = [first.public_bytes, between.public_bytes, last.public_bytes, forger.public_bytes]
+        changed = files | {form.KEYS: keys_file(vouched, told)}
+        return verify(MemoryTree(resigned(changed, forger)), first.key_id)
+
+    good = document["handovers"]
+    assert not forged(*good).pinned, "the chain ends at another key"
+    claim = {"schema": handovers.SCHEMA, "from": first.key_id, "to": forger.key_id, "at": at}
+    alone = [sign_document(claim, forger)]
+    for lie in (
+        alone,  # signed by the new key only
+        [*alone, *alone],
+        [{**good[0][0], "to": forger.key_id}, *alone],  # the old key's signature under other words
+        [good[0][0], *alone],  # of another handover
+        handover(forger, last, at),  # to the pinned key's successor, from the forger
+        handover(last, forger, at)[1:],
+        given_up(first.key_id, forger, at),  # "the pinned key was stolen, I am the next"
+        handover(SigningKey.generate(), forger, at),
+    ):
+        for told in ([lie], [*good, lie]):
+            report = forged(*told)
+            assert report.problems, lie
+            assert not report.pinned, lie
+    # A thief of the first key, after it was handed over: two successors contradict each other.
+    report = forged(*good, handover(first, forger, at))
+    assert any("asked for" in one for one in report.problems)
+    # What a key signs long after it was handed over is not believed, also by whoever pinned that key.
+    statement = json.loads(base64.b64decode(json.loads(files[form.STATEMENT])["payload"]))
+    statement["predicate"]["exported_at"] = "2099-01-01T00:00:00.000000Z"
+    late = seal_envelope(form.PAYLOAD_TYPE, chain.canonical(statement), between)
+    report = verify(
+        MemoryTree(resigned(files | {form.STATEMENT: chain.canonical(late)}, between)), between.key_id
+    )
+    assert [one for one in report.problems if "no longer in use" in one]
 
 
 def _copied(source: Path, target: Path) -> Path:
