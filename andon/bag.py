@@ -61,6 +61,7 @@ def describe(report: Report) -> list[str]:
     """Return a report as lines for people."""
     lines = [f"FAILED  {problem}" for problem in report.problems]
     lines += [f"not checked  {one}" for one in report.not_checked]
+    lines += [f"deleted by two people, see andon/custody.ndjson  {one}" for one in report.deleted]
     counted = f"{report.files} files, {report.seals} seals, {report.custody_rows} custody rows"
     if report.problems:
         return [*lines, f"This bag is NOT what was exported: {len(report.problems)} problems in {counted}."]

@@ -32,6 +32,7 @@ class Report:
 
     problems: list[str] = field(default_factory=list)
     not_checked: list[str] = field(default_factory=list)  # objects of fetch.txt that are not in the bag
+    deleted: list[str] = field(default_factory=list)  # of those: what two people had deleted, says the chain
     key_id: str = ""
     pinned: bool = False
     pinned_by: str = ""
@@ -86,6 +87,7 @@ class _Check:
         self.sizes: dict[str, int] = {}
         self.digests: dict[str, str] = {}
         self.handovers: list[Handover] = []
+        self.elsewhere: dict[str, str] = {}  # payload files that are not in the bag → where they lie
 
     def run(self) -> None:
         """Check from the outside in: files, lists, signature, chain, seals."""
@@ -94,6 +96,7 @@ class _Check:
         statement = self._statement(payload)
         keys = self._keys(statement)
         rows = self._custody(statement)
+        self._not_inside(rows)
         self._seals(payload, fetch, keys, rows, statement)
 
     # --- files
@@ -137,7 +140,7 @@ class _Check:
                 if name in fetch and self.sizes[name] != fetch[name].bytes_total:
                     self._wrong(f"{name}: has another length than {form.FETCH} says")
             elif name in fetch:
-                self.report.not_checked.append(f"{name.removeprefix(form.PAYLOAD)} ({fetch[name].url})")
+                self.elsewhere[name.removeprefix(form.PAYLOAD)] = fetch[name].url
             else:
                 self._wrong(f"{name}: is missing")
         for name in self.names:
@@ -235,6 +238,14 @@ class _Check:
         if predicate["custody"] != {"seq": rows[-1]["seq"], "digest": rows[-1]["digest"]}:
             self._wrong(f"{form.CUSTODY}: does not end where the signed statement says")
         return rows
+
+    def _not_inside(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        deletions = [row["data"].get("names", []) for row in rows if row["what"] == "objects deleted"]
+        deleted = {name for names in deletions for name in names}
+        self.report.deleted = sorted(deleted & set(self.elsewhere))
+        self.report.not_checked = [
+            f"{path} ({url})" for path, url in self.elsewhere.items() if path not in deleted
+        ]
 
     def _seals(
         self,

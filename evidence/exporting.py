@@ -54,7 +54,8 @@ def export_bag(
         store = vault()
         for one in objects:
             name = bag_path(one.item, one.path)
-            if one.bytes_total <= inline_bytes:
+            # What was deleted is still named, as sealed: the bag says that it was there.
+            if one.bytes_total <= inline_bytes and one.deleted_at is None:
                 bag.add_payload(name, _read(one), one.sha256)
             else:
                 url = store.uri(one.key, one.version_id)

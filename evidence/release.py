@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from evidence import custody, letting_go, two_people
 from evidence.models import Dossier, Hold, Item, StoredObject, VaultRequest
-from evidence.seals import FINAL
+from evidence.seals import FINAL, bag_path
 from evidence.two_people import Reason, live_request
 from evidence.vault import VaultError, vault
 from runs.models import Person
@@ -191,7 +191,12 @@ def delete(payload: Payload, lease: Lease) -> None:
                     "objects deleted",
                     item_name=item.name,
                     object_sha256=item.digest,
-                    data={"objects": len(some), "bytes": sum(one.bytes_total for one in some)},
+                    # By their names in a bag: whoever reads one later sees that these were let go, not lost.
+                    data={
+                        "objects": len(some),
+                        "bytes": sum(one.bytes_total for one in some),
+                        "names": [bag_path(item, one.path) for one in some],
+                    },
                 )
     _finish(
         request, lease, "deleted", {"by": request.decided_by, "why": request.why}, deleted_at=timezone.now()

@@ -1,14 +1,19 @@
 """Release and deletion: two people, after every date; nothing shortens."""
 
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
+from django.core.management import call_command
 from django.db import Error, IntegrityError, transaction
 from django.utils import timezone
 
+from andon import bag_format as form
+from andon.bag_verify import verify
 from andon.policy import EvidenceRule, Policy
 from evidence.custody import verify_custody
+from evidence.exporting import export_bag
 from evidence.gates import may_delete
 from evidence.models import Dossier, Item, StoredObject, VaultRequest
 from evidence.refused import Refused
@@ -20,10 +25,13 @@ from evidence.release import (
     request_release,
 )
 from evidence.retention import close_dossier
+from evidence.seals import bag_path
 from evidence.vault import VaultError, vault
+from runs.keys import server_key
 from runs.models import Person, Run
 from runs.work import run_due
 from tests.evidence import world
+from tests.evidence.bags import MemoryTree, check, command, files_of, resigned
 from tests.evidence.conftest import Clock
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -164,6 +172,37 @@ def test_deletion_is_a_second_step_by_two_people_and_rows_and_chain_stay(
     with pytest.raises(Refused) as refused:
         request_deletion(dossier=dossier, person=alice, why="again")
     assert code_of(refused) == "deleted"
+
+
+def test_the_bag_of_what_was_deleted_says_so_and_still_proves_what_was_there(
+    sources: Path, vault_dir: Path, clock: Clock, alice: Person, bob: Person, tmp_path: Path
+) -> None:
+    dossier = sealed(world.make_run(), bob, sources)
+    clock.pass_days(31)
+    released(dossier, bob, alice)
+    names = sorted(bag_path(one.item, one.path) for one in StoredObject.objects.select_related("item"))
+    export_bag(dossier, tmp_path / "before")
+    approve_deletion(request=request_deletion(dossier=dossier, person=alice, why="space"), person=bob)
+    run_due()
+    call_command("export_bag", str(tmp_path / "after.zip"), "--dossier", str(dossier.pk))
+    report = check(tmp_path / "after.zip", server_key().key_id)
+    assert (report.problems, report.pinned, report.not_checked) == ([], True, [])
+    assert report.deleted == names
+    assert (check(tmp_path / "before").deleted, check(tmp_path / "before").not_checked) == ([], [])
+    done = command(tmp_path / "after.zip", "--key", server_key().key_id)
+    assert (done.returncode, done.stdout.count("deleted by two people")) == (0, len(names))
+    # Who asked, who agreed and when lies in the bag, under the signed head of the chain.
+    export_bag(dossier, tmp_path / "after")
+    files = files_of(tmp_path / "after")
+    rows = [json.loads(line) for line in files[form.CUSTODY].splitlines()]
+    by = {row["what"]: row["who"] for row in rows if row["what"].startswith("deletion")}
+    assert by == {"deletion requested": str(alice.opaque_id), "deletion agreed": str(bob.opaque_id)}
+    # An object that is only left out is no deletion, and a planted deletion breaks the chain.
+    inside = files_of(tmp_path / "before")
+    lost = next(name for name in inside if name.startswith("data/items/"))
+    assert verify(MemoryTree({name: raw for name, raw in inside.items() if name != lost})).problems
+    told = inside | {form.CUSTODY: inside[form.CUSTODY] + files[form.CUSTODY].splitlines(keepends=True)[-3]}
+    assert verify(MemoryTree(resigned(told, server_key()))).problems
 
 
 def test_the_database_refuses_an_earlier_date(sources: Path, vault_dir: Path) -> None:
