@@ -1,7 +1,7 @@
 """The four answers, the waiting line and the gate of the incident page, from rows already read."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.utils.dateparse import parse_datetime
@@ -9,7 +9,7 @@ from django.utils.dateparse import parse_datetime
 from andon.policy import Policy
 from evidence.gates import Gate
 from evidence.queries import Counts
-from incidents import costs, diagnosis, firstbad, plans, rules
+from incidents import certainty, costs, diagnosis, launched, plans, rules
 from incidents.models import Incident, Plan, ResumeRequest
 from incidents.page import (
     EvidenceAnswer,
@@ -19,13 +19,10 @@ from incidents.page import (
     PlanCost,
     PlanView,
     RunAnswer,
-    Waiting,
 )
 from runs import formatting as words
 from runs.directives import Obedience
 from runs.models import Attempt, Directive, RunProgress
-
-FRESH = timedelta(seconds=60)  # agents post every 5 s; a minute of silence is silence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +51,13 @@ def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
     incident, attempt = situation.incident, situation.attempt
     symptom = diagnosis.words(incident.symptom)
     ranks: list[int] = list(document["ranks"])
-    nodes = firstbad.nodes_of(attempt, ranks)
+    where = launched.places(incident.run_id, incident.attempt, ranks)
     spike = rules.is_spike(incident.kind)
     return FirstBadAnswer(
-        headline=headline(incident, document, nodes[0] if len(nodes) == 1 else ""),
-        says=_first_bad_says(incident, document, attempt),
+        headline=headline(incident, document, where[0].node if len(where) == 1 else ""),
+        followed=certainty.followed(incident, attempt, document).says,
+        says=_first_bad_says(document),
+        sure=certainty.of_first_bad(incident, attempt, document),
         state="" if document["step"] is None else "spike" if spike else "nonfinite",
         symptom=symptom.name,
         look_first_at=symptom.look_first,
@@ -67,6 +66,7 @@ def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
         step=document["step"],
         attempt=incident.attempt,
         ranks=ranks,
+        nodes=[place.node for place in where],
         phase=document["phase"],
         layer="" if document["layer"] is None else str(document["layer"]),
         tie=document["tie"],
@@ -97,25 +97,10 @@ def headline(incident: Incident, document: dict[str, Any], node: str) -> str:
     return f"{where}, {step}{phase}" + (" (tie)" if document["tie"] else "")
 
 
-def _first_bad_says(incident: Incident, document: dict[str, Any], attempt: Attempt | None) -> str:
-    if document["step"] is None:
-        return ""
+def _first_bad_says(document: dict[str, Any]) -> str:
     said = []
-    if document["layer"] is not None:
-        said.append(f"First nonfinite layer: {words.inert(document['layer'])}.")
     if document["micro_batch"] is not None:
         said.append(f"Micro-batch {document['micro_batch']}.")
-    if document["ranks"]:
-        bad = firstbad.spread(incident.run, incident.attempt)
-        world = attempt.world_size if attempt else None
-        if world and bad >= world > len(document["ranks"]):
-            said.append(f"All {words.count(world)} ranks followed.")
-        elif bad > len(document["ranks"]):
-            said.append(f"{words.plural(bad - len(document['ranks']), 'more rank')} followed.")
-        tie = f"a tie: {document['tie_reason']}" if document["tie"] else "no tie"
-        said.append(f"Local values, {tie}.")
-    else:
-        said.append("Reduced values only: the rank is not known.")
     if document["skipped"]:
         said.append("The update was skipped.")
     return " ".join(said)
@@ -204,55 +189,6 @@ def _leaving_words(situation: Situation) -> str:
     if leaves <= situation.now:
         return f"Ranks leave with exit code 93 since {words.clock(leaves, situation.now)} UTC."
     return f"Ranks wait in place and leave {words.ago(leaves, situation.now)}."
-
-
-def waiting(situation: Situation) -> Waiting | None:
-    """Return what waiting costs, None while the run is not held."""
-    since, now, policy = situation.held_since, situation.now, situation.policy
-    if since is None:
-        return None
-    cost = costs.of_seconds(
-        (now - since).total_seconds(), situation.attempt.world_size if situation.attempt else None, policy
-    )
-    a_minute = costs.of_seconds(60.0, cost.gpus, policy).money
-    nodes = dict(situation.progress.nodes) if situation.progress else {}
-    seen = {node: parse_datetime(str(at)) for node, at in nodes.items()}
-    ages = {node: (now - at).total_seconds() for node, at in seen.items() if at is not None}
-    oldest = max(ages, key=lambda node: ages[node], default="")
-    fresh = sum(age <= FRESH.total_seconds() for age in ages.values())
-    held_s = (now - since).total_seconds()
-    said = [f"held {words.duration(held_s)}"]
-    said.append(
-        f"{words.plural(cost.gpus, 'GPU')} idle" if cost.gpus else "GPUs not known: no world size reported"
-    )
-    if cost.gpu_hours is not None and cost.money is not None and a_minute is not None:
-        so_far = f"{words.gpu_hours(cost.gpu_hours)}, {words.money(cost.money)} so far"
-        said.append(f"{so_far}, {words.money(a_minute)} a minute")
-    leaves = leaves_at(situation)
-    if leaves is not None:
-        said.append("ranks leave now" if leaves <= now else f"ranks leave {words.ago(leaves, now)}")
-    said.append("allocation end not known: none was reported")
-    if ages:
-        said.append(
-            f"data from {fresh} of {words.plural(len(ages), 'node')}, oldest {words.duration(ages[oldest])}"
-        )
-    else:
-        said.append("no node has posted under its name")
-    return Waiting(
-        since=since,
-        held_s=held_s,
-        gpus=cost.gpus,
-        gpu_hours=cost.gpu_hours,
-        money=cost.money,
-        money_per_minute=a_minute,
-        currency=cost.currency,
-        leaves_at=leaves,
-        nodes=len(ages),
-        nodes_fresh=fresh,
-        oldest_node=oldest,
-        oldest_node_s=ages.get(oldest),
-        says=said,
-    )
 
 
 def contained(situation: Situation) -> GateLine:

@@ -10,7 +10,7 @@ from typing import Any
 
 from evidence.gates import resume_gate
 from evidence.queries import evidence_counts
-from incidents import answers, buttons, firstbad, permits, roles, rows, subjects
+from incidents import answers, buttons, firstbad, permits, roles, rows, subjects, waiting
 from incidents.answers import Situation
 from incidents.holding import held_since
 from incidents.models import Incident, LedgerRow, Permit, Plan, ResumeRequest
@@ -62,7 +62,7 @@ class IncidentPage:
         attempts = Attempt.objects.filter(run_id=run_id, number=self.incident.attempt)
         return Situation(
             incident=self.incident,
-            attempt=attempts.defer("groups").first(),
+            attempt=attempts.defer("groups", "nodes", "data").first(),
             directive=current(run_id),
             held_since=held_since(run_id),
             obedience=obedience(run_id),
@@ -147,7 +147,9 @@ class IncidentPage:
     @cached_property
     def waiting(self) -> Waiting | None:
         """What waiting costs, None once nothing waits."""
-        return answers.waiting(self.situation) if self.state in Incident.UNRESOLVED else None
+        if self.state not in Incident.UNRESOLVED:
+            return None
+        return waiting.line(self.situation, request=self._live, permit=self._permit)
 
     @property
     def watch_says(self) -> str:

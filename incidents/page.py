@@ -18,7 +18,9 @@ class FirstBadAnswer:
     """What broke first, and where."""
 
     headline: str  # "rank 61 on node-07, step 18,003, backward"
-    says: str  # tie, certainty, layer, what followed: finished sentences
+    followed: str  # "rank 9 one step later", "" when nothing did
+    says: str  # micro-batch, skipped: finished sentences
+    sure: str  # "local values, all 64 ranks reported, no tie"
     state: str  # state word of the grid's legend: "nonfinite" | "spike" | "" (nothing bad)
     symptom: str  # "instant NaN or Inf, one rank"
     look_first_at: str
@@ -27,6 +29,7 @@ class FirstBadAnswer:
     step: int | None
     attempt: int
     ranks: list[int]
+    nodes: list[str]  # of these ranks, [] when the launch did not say
     phase: str
     layer: str
     tie: bool
@@ -82,6 +85,15 @@ class NextAnswer:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """One piece of the waiting line; a moment is shown as the time to or since it, kept current."""
+
+    text: str
+    moment: datetime | None = None
+    warn: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """What waiting costs, while the run is held."""
 
@@ -93,11 +105,18 @@ class Waiting:
     money_per_minute: float | None
     currency: str
     leaves_at: datetime | None  # when held ranks leave
+    ends_at: datetime | None  # when the allocation ends
     nodes: int
     nodes_fresh: int  # heard from in the last minute
     oldest_node: str
     oldest_node_s: float | None
-    says: list[str]  # the line, piece by piece
+    pieces: list[Piece]  # the line after held, idle and cost
+    nothing_pressed: str  # what happens then
+
+    @property
+    def money_per_hour(self) -> float:
+        """What an hour of waiting costs, 0 when it is not known."""
+        return 60.0 * (self.money_per_minute or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

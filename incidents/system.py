@@ -1,13 +1,12 @@
 """Is Andon itself healthy, and the search of the frame."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
 
 from celery import current_app
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.db import connection
-from django.db.models import Min, QuerySet
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -17,15 +16,13 @@ from evidence import fixity, overview
 from evidence.models import StoredObject
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
-from incidents import queries
+from incidents import health, queries
 from runs import formatting, live
 from runs.access import visible_runs
 from runs.models import Run, RunProgress, UnreadBody, Work
 from runs.views import person_of
 
 FOUND = 20
-# The sweep runs every 5 s; work that has been due this long means that nobody works.
-QUEUE_WARN_AFTER = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +102,9 @@ def _broker() -> Part:
 
 def _worker() -> Part:
     newest = Work.objects.filter(finished_at__isnull=False).order_by("-finished_at").first()
-    due = _oldest_due()
     now = timezone.now()
-    if due is not None and now - due > QUEUE_WARN_AFTER:
+    due = health.oldest_due(now)
+    if due is not None and now - due > health.NOBODY_WORKS_AFTER:
         return Part(
             "Worker", "missing", f"no worker took work for {formatting.duration((now - due).total_seconds())}"
         )
@@ -116,18 +113,11 @@ def _worker() -> Part:
     return Part("Worker", "done", f"finished work {formatting.ago(newest.finished_at, now)}", "")
 
 
-def _oldest_due() -> datetime | None:
-    oldest: datetime | None = Work.objects.filter(
-        state=Work.State.DUE, not_before__lte=timezone.now()
-    ).aggregate(oldest=Min("not_before"))["oldest"]
-    return oldest
-
-
 def _queue() -> Part:
     waiting = Work.objects.filter(state__in=[Work.State.DUE, Work.State.CLAIMED]).count()
-    oldest = _oldest_due()
     now = timezone.now()
-    late = oldest is not None and now - oldest > QUEUE_WARN_AFTER
+    oldest = health.oldest_due(now)
+    late = oldest is not None and now - oldest > health.NOBODY_WORKS_AFTER
     says = f"oldest due {formatting.ago(oldest, now)}" if oldest is not None else "nothing is due"
     return Part("Queue", "missing" if late else "done", says, f"{waiting:,} waiting")
 

@@ -128,6 +128,22 @@ def lasting(since: datetime | None) -> SafeString | str:
     return _time(since, formatting.duration((timezone.now() - since).total_seconds()), "for")
 
 
+_ACCRUING = {"gpu_hours": formatting.gpu_hours, "money": formatting.money}
+
+
+@register.simple_tag
+def accrued(since: datetime, per_hour: float, form: str) -> SafeString:
+    """Return what `per_hour` came to since a moment, as `gpu_hours` or `money`, kept current by the page."""
+    hours = (timezone.now() - since).total_seconds() / 3600
+    return format_html(
+        '<data value="{}" data-live="{}" data-since="{}">{}</data>',
+        per_hour,
+        form,
+        since.isoformat(),
+        _ACCRUING[form](hours * per_hour),
+    )
+
+
 @register.simple_tag
 def at(moment: datetime | None) -> SafeString | str:
     """Return `03:12:07 UTC`, with the date when it was not today."""

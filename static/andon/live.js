@@ -121,12 +121,23 @@
     return Math.floor(n / 86400) + s + "d" + (h ? s + h + s + "h" : "");
   }
 
+  // As runs.formatting writes GPU-hours and money.
+  function accrued(form, amount) {
+    const digits = form === "gpu_hours" ? 1 : amount < 9.995 ? 2 : 0;
+    const text = amount.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+    return form === "gpu_hours" ? text + "\u00a0GPU\u2011hours" : "$" + text;
+  }
+
   function refreshTimes() {
     const now = Date.now();
     for (const node of document.querySelectorAll("time[data-live]")) {
       const seconds = (now - Date.parse(node.dateTime)) / 1000;
       const text = node.dataset.live === "for" ? duration(seconds)
         : seconds <= -1 ? "in " + duration(-seconds) : duration(seconds) + " ago";
+      if (node.textContent !== text) node.textContent = text;
+    }
+    for (const node of document.querySelectorAll("data[data-live]")) {
+      const text = accrued(node.dataset.live, Number(node.value) * (now - Date.parse(node.dataset.since)) / 3600000);
       if (node.textContent !== text) node.textContent = text;
     }
     for (const node of document.querySelectorAll("time[title]")) {

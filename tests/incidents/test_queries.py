@@ -43,7 +43,7 @@ class TestAnswers:
     def test_first_bad_in_words(self, world, team):
         first = page(world, team.mira).first_bad
         assert first.headline == "step 1,000, forward; the rank is not known"
-        assert first.says == "Reduced values only: the rank is not known."
+        assert first.sure == "reduced values only: the rank is not known"
         assert first.symptom == "loss spike without recovery"
 
     def test_first_bad_with_rank_and_node(self, project, team):
@@ -52,7 +52,7 @@ class TestAnswers:
         world.finding("nonfinite", step=3, lanes=[3], view="local")
         first = page(world, team.mira).first_bad
         assert first.headline == "rank 3 on node-01, step 3, forward"
-        assert first.says.endswith("Local values, no tie.")
+        assert first.sure == "local values, who else reported this step is not known, no tie"
 
     def test_evidence_counts(self, world, team):
         evidence = page(world, team.mira).evidence
@@ -89,7 +89,7 @@ class TestAnswers:
         assert shown.waiting.money == pytest.approx(6.0)
         assert shown.waiting.money_per_minute == pytest.approx(0.2)
         assert (shown.waiting.nodes, shown.waiting.oldest_node) == (1, "node-00")
-        assert shown.waiting.says[0] == "held 30\u00a0min"
+        assert shown.waiting.money_per_hour == pytest.approx(12.0)
 
     def test_the_plan_and_its_cost(self, world, team):
         plan = page(world, team.mira).plan
