@@ -41,6 +41,11 @@ class Incident(models.Model):
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.ForeignKey(Person, models.SET_NULL, null=True, related_name="+")
     lead = models.ForeignKey(Person, models.SET_NULL, null=True, related_name="+")
+    evidence_owner = models.ForeignKey(Person, models.SET_NULL, null=True, related_name="+")
+    communications = models.ForeignKey(Person, models.SET_NULL, null=True, related_name="+")
+    next_update_at = models.DateTimeField(null=True)  # when the channel was promised the next status
+    # What later incidents are compared by beside the columns above; null until the sweep has looked.
+    traits = models.JSONField(null=True)  # {"nodes": [...], "shards": [...]}
     resolved_at = models.DateTimeField(null=True)
     watch_until_step = models.BigIntegerField(null=True)
     watch_attempt = models.PositiveIntegerField(null=True)
