@@ -18,7 +18,7 @@ from psycopg.types.json import Jsonb
 from andon.detect.nonfinite import event_cells, judge_event
 from andon.policy import Policy
 from andon.wire import DecodedEvents
-from runs import answers, bell, joining, judging, minima, reports
+from runs import answers, bell, joining, judging, minima, reports, turns
 from runs.attempts import Attempts
 from runs.clocks import late_events, skew_finding
 from runs.judging import Judged
@@ -69,9 +69,7 @@ def take_events(post: Post, decoded: DecodedEvents, policy: Policy) -> HttpRespo
     answer = None
     if not decoded.refused and not any(one.needs_care(policy) for one in events):
         if any(one.needs_look for one in events):
-            answer = retried(lambda: joining.take(post, events, policy, first)) or retried(
-                lambda: _take_and_look(post, events, policy, first)
-            )
+            answer = _take_bad(post, events, policy, first)
         else:
             answer = _take_clean(post, events, first)
     if answer is None:
@@ -112,10 +110,35 @@ def _take_clean(post: Post, events: Sequence[Taken], first: dict[str, object]) -
     return answers.accepted(post.run_id, first, directive, duplicate=False) if taken else None
 
 
-def _take_and_look(
+def _take_bad(
     post: Post, events: Sequence[Taken], policy: Policy, first: dict[str, object]
 ) -> HttpResponse | None:
-    """Store events of which some show a nonfinite value, and act on it; None as `_take_clean`."""
+    """Store events of which some show a nonfinite value; None as `_take_clean`.
+
+    With the others of a run that is held already, else alone; never while another thread opens the run's
+    incident.
+    """
+    for _ in range(TRIES):
+        turns.wait(post.run_id)
+        answer = retried(lambda: joining.take(post, events, policy, first))
+        if answer is not None:
+            return answer
+        try:
+            with turns.turn(post.run_id) as turn:
+                return retried(lambda: _take_and_look(post, events, policy, first, turn))
+        except turns.Elsewhere:
+            continue
+    return retried(lambda: _take_and_look(post, events, policy, first, None))
+
+
+def _take_and_look(
+    post: Post, events: Sequence[Taken], policy: Policy, first: dict[str, object], turn: turns.Turn | None
+) -> HttpResponse | None:
+    """Store events of which some show a nonfinite value, and act on it; None as `_take_clean`.
+
+    Raises:
+        turns.Elsewhere: it would open an incident that another thread is opening; nothing was stored.
+    """
     with transaction.atomic():
         taken, directive, current = _take(post, events, first)
         if not taken or current is None:
@@ -123,7 +146,7 @@ def _take_and_look(
         for one in events:
             one.attempt = one.attempt or current
             one.backfill = one.attempt < current
-        if _judge(post, events, policy, [], judging.Standing.of(directive)):
+        if _judge(post, events, policy, [], judging.Standing.of(directive), turn):
             directive = directive_text(post.run_id)
         known = judging.Standing.of(directive)
     joining.note(post.run_id, known, current)
@@ -184,6 +207,7 @@ def _judge(
     policy: Policy,
     judged: list[Judged],
     standing: judging.Standing | None,
+    turn: turns.Turn | None = None,
 ) -> bool:
     """Judge what must be decided within the step; True when the directive may be another one now."""
     bad: dict[int, list[minima.Seen]] = {}
@@ -210,7 +234,7 @@ def _judge(
     findings = judging.store(
         run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at, standing=standing
     )
-    return judging.act(run_id=post.run_id, policy=policy, findings=findings)
+    return judging.act(run_id=post.run_id, policy=policy, findings=findings, turn=turn)
 
 
 def retried(take: Callable[[], HttpResponse | None]) -> HttpResponse | None:

@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from andon.detect.finding import Finding as Said
 from andon.policy import Policy
-from runs import directives
+from runs import directives, turns
 from runs.locks import lock_run
 from runs.models import Directive, Finding, Pending, Run
 from runs.rows import directive_text, raw_cursor
@@ -220,12 +220,15 @@ def _says(one: Judged, standing: Standing) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> bool:
+def act(*, run_id: int, policy: Policy, findings: Sequence[Finding], turn: turns.Turn | None = None) -> bool:
     """Let acting findings open an incident, in a savepoint of the transaction that stored them.
 
     If that fails for any reason the data and the findings stay, and a halt holds the run without an
     incident; the findings keep `needs_incident` and the sweep opens the incident later. Returns
     whether there was anything to act on, so that the directive may be another one now.
+
+    Raises:
+        turns.Elsewhere: `turn` was given, and another thread has it: the transaction must be given up.
     """
     waiting = [row for row in findings if row.needs_incident and not row.incident]
     if not waiting:
@@ -233,6 +236,8 @@ def act(*, run_id: int, policy: Policy, findings: Sequence[Finding]) -> bool:
     standing = Standing.of(directive_text(run_id))
     if standing.holding and not standing.incident:
         return True  # opening failed before: the sweep has it, and trying at every post would lock the run
+    if turn is not None:
+        turn.begin()
     halted = [row.attempt for row in waiting if row.severity == Finding.Severity.HALT]
     try:
         with transaction.atomic():
