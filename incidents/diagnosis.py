@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from andon.detect.cells import FirstBad, Phase
 from andon.detect.finding import Finding as Said
+from andon.diagnose.devices import is_fault
 from andon.diagnose.families import Diagnosis, Facts, PlanChoice, default_plan, diagnose
 from andon.diagnose.symptoms import SYMPTOMS, Symptom
 from incidents import firstbad, rules
@@ -14,6 +15,7 @@ from runs.models import Event, Finding, Run
 
 Recurrence = Literal["none", "same_step", "other_step", "other_nodes", "same_node"]
 _HARDWARE_EVENTS = ("hardware.xid", "hardware.ecc", "hardware.link")
+_HARDWARE_ROWS = 1_000  # different records: a device repeats its own, and a storm of them is one fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def of(
     launched = attempt_of(run, attempt)
     bad = [finding for finding in findings if finding.kind != rules.LAUNCH_WITHOUT_PERMIT]
     facts = Facts(
-        update_applied=_applied(bad, first_bad),
+        update_applied=applied(bad, first_bad),
         restarted_at=launched.first_step if launched and launched.number > 1 else None,
         recurrence=recurrence,
         hardware_nodes=_hardware_nodes(run, attempt),
@@ -92,7 +94,8 @@ def cell(document: dict[str, Any]) -> FirstBad | None:
     )
 
 
-def _applied(findings: list[Finding], first_bad: dict[str, Any]) -> bool | None:
+def applied(findings: list[Finding], first_bad: dict[str, Any]) -> bool | None:
+    """Return whether the first bad update reached the weights, None when nobody said."""
     kinds = {finding.kind for finding in findings if finding.severity != Finding.Severity.INFO}
     if kinds & {"nonfinite", "nonfinite_state"}:
         return True
@@ -102,14 +105,14 @@ def _applied(findings: list[Finding], first_bad: dict[str, Any]) -> bool | None:
 
 
 def _hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
-    nodes = (
+    rows = (
         Event.objects.filter(run_id=run.pk, attempt=attempt, type__in=_HARDWARE_EVENTS)
         .exclude(node="")
         .order_by()
-        .values_list("node", flat=True)
-        .distinct()[:100]
+        .values_list("node", "type", "data")
+        .distinct()[:_HARDWARE_ROWS]
     )
-    return frozenset(nodes)
+    return frozenset(node for node, kind, data in rows if is_fault(kind, data))
 
 
 def known_recurrence(incident: Incident) -> Recurrence:

@@ -279,3 +279,113 @@ class Note(models.Model):
 
     def __str__(self) -> str:
         return self.text[:60]
+
+
+class Probe(models.Model):
+    """One probe of an incident's diagnosis: one condition, one owner, one result."""
+
+    class State(models.TextChoices):
+        RUNNING = "running"
+        DONE = "done"
+        STOPPED = "stopped"
+
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="probes", db_index=False)
+    number = models.PositiveIntegerField()  # H-1, H-2, … of this incident
+    family = models.CharField(max_length=32)  # the family it was started for
+    key = models.CharField(max_length=32)  # of `andon.diagnose.probes`, or "own"
+    name = models.CharField(max_length=300)
+    condition = models.CharField(max_length=120, blank=True)  # the one that differs; "" = it only reads
+    command = models.TextField(blank=True)  # as it was offered
+    owner = models.ForeignKey(Person, models.PROTECT, related_name="+")
+    state = models.CharField(max_length=8, choices=State.choices, default=State.RUNNING)
+    started_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+    result = models.CharField(max_length=32, blank=True)  # key of its result
+    note = models.TextField(blank=True)
+    recorded_by = models.ForeignKey(Person, models.PROTECT, null=True, related_name="+")
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["incident", "number"], name="one_probe_number"),
+            # Two conditions changed at once tell nothing about either.
+            models.UniqueConstraint(
+                fields=["incident"], condition=Q(state="running"), name="one_running_probe"
+            ),
+            models.CheckConstraint(
+                condition=~Q(state="done") | (~Q(result="") & Q(recorded_by__isnull=False)),
+                name="done_probe_has_result",
+            ),
+        ]
+        ordering = ["number"]
+
+    def __str__(self) -> str:
+        return f"probe {self.number}: {self.name[:60]}"
+
+
+class BoardChange(models.Model):
+    """One change of a diagnosis board. Append-only: owners and the cause are what was said last."""
+
+    class Kind(models.TextChoices):
+        TAKE = "take"
+        RELEASE = "release"
+        START = "start"
+        RESULT = "result"
+        STOP = "stop"
+        CAUSE = "cause"
+
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="board_changes")
+    at = models.DateTimeField()
+    person = models.ForeignKey(Person, models.PROTECT, related_name="+")
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    family = models.CharField(max_length=32, blank=True)
+    probe = models.ForeignKey(Probe, models.PROTECT, null=True, related_name="+")
+    text = models.TextField(blank=True)  # the person's own words
+    # of a cause: {"certainty": "known | probable | unknown", "ids": ["H-1", "F-117"]}
+    data = models.JSONField(default=dict)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.family}"
+
+
+class PostmortemEdit(models.Model):
+    """One edit of one part that people write. Append-only: the newest of a part is in force."""
+
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="postmortem_edits", db_index=False)
+    part = models.CharField(max_length=16)  # summary | impact | cause | learned | actions | review
+    at = models.DateTimeField()
+    person = models.ForeignKey(Person, models.PROTECT, related_name="+")
+    text = models.TextField(blank=True)
+    # of actions: [{"what", "owner", "due", "ticket"}]; of a review: the digest that was read
+    data = models.JSONField(default=list)
+
+    class Meta:
+        indexes = [models.Index(fields=["incident", "part", "-id"], name="postmortem_part")]
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.part} of incident {self.incident_id}"
+
+
+class PostmortemVersion(models.Model):
+    """A postmortem that was made final: everything it says, frozen. Append-only; the highest number is it.
+
+    A version without a document opens it again, with a reason.
+    """
+
+    incident = models.ForeignKey(Incident, models.CASCADE, related_name="postmortem_versions", db_index=False)
+    number = models.PositiveIntegerField()
+    at = models.DateTimeField()
+    person = models.ForeignKey(Person, models.PROTECT, related_name="+")
+    document = models.JSONField(null=True)
+    digest = models.CharField(max_length=64, blank=True)  # SHA-256 of RFC 8785 of the document
+    why = models.TextField(blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["incident", "number"], name="one_postmortem_version")]
+        ordering = ["number"]
+
+    def __str__(self) -> str:
+        return f"postmortem {self.number} of incident {self.incident_id}"

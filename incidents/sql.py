@@ -1,4 +1,4 @@
-"""What Django cannot declare: ledger rows and approvals can only be added.
+"""What Django cannot declare: ledger rows, approvals and histories of edits can only be added.
 
 Triggers refuse every change by anybody, the owner included; the application's role has no right to
 try. `incidents.checks` looks whether the triggers are there, because a migration check cannot.
@@ -6,8 +6,15 @@ try. `incidents.checks` looks whether the triggers are there, because a migratio
 
 from django.db import migrations
 
-# Approvals are here too: one that a later hand could edit would prove nothing.
-APPEND_ONLY = ("incidents_ledgerrow", "incidents_approval")
+# Approvals are here too: one that a later hand could edit would prove nothing. So are the edits of what
+# people write: a history that can be rewritten is none.
+APPEND_ONLY = (
+    "incidents_ledgerrow",
+    "incidents_approval",
+    "incidents_boardchange",
+    "incidents_postmortemedit",
+    "incidents_postmortemversion",
+)
 
 _FUNCTION = """
 CREATE OR REPLACE FUNCTION incidents_refuse_change() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -5,6 +5,7 @@ so that every conclusion can be replayed. Each entry carries the id under which 
 `F-117` finding, `V-…` event, `N-…` launch, `C-…` checkpoint, `I-…` incident.
 """
 
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -98,7 +99,7 @@ class Before(Entry, frozen=True, kw_only=True):
     nodes: list[str] = []
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class Record(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that may speak, of one incident.
 
     Attributes:
@@ -149,7 +150,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         older = [one for one in self.launches if one.number < self.attempt]
         return max(older, key=lambda one: one.number, default=None)
 
-    @property
+    @cached_property
     def nodes(self) -> dict[str, tuple[int, ...]]:
         """Ranks by node, as the launch told."""
         found: dict[str, tuple[int, ...]] = {}
@@ -160,7 +161,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
                 continue
         return found
 
-    @property
+    @cached_property
     def bad_nodes(self) -> list[str]:
         """The nodes of the first-bad ranks."""
         ranks = set(self.ranks)
