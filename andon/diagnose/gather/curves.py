@@ -82,11 +82,16 @@ def _rate(rate: Curve, step: int) -> list[Fact]:
         return []
     ratio = at[0] / before[0]
     if ratio >= _LR_JUMP:
-        text = f"lr rose {ratio:.1f} times at {step_words(step)}, from {before[0]:.2g} to {at[0]:.2g}"
+        text = f"the learning rate rose {ratio:.1f} times at {step_words(step)}, to {_short(at[0])}"
         return [Fact(id=at[1], kind="lr_jumped", text=text)]
-    return [
-        Fact(id=at[1], kind="lr_smooth", text=f"lr {at[0]:.2g} at {step_words(step)}, {before[0]:.2g} before")
-    ]
+    text = f"learning rate {_short(at[0])} at {step_words(step)}, {_short(before[0])} a step before"
+    return [Fact(id=at[1], kind="lr_smooth", text=text)]
+
+
+def _short(rate: float) -> str:
+    """Return "2.4e-4"."""
+    head, _, exponent = f"{rate:.1e}".partition("e")
+    return f"{head}e{int(exponent)}"
 
 
 def _scale(scale: Curve, step: int) -> list[Fact]:

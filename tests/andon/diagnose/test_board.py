@@ -177,7 +177,10 @@ class TestEvidence:
         assert {line.id for line in got.row(X).supports} == {"N-2"}
         assert any("a41f9c2 → b77d010" in line.text for line in got.row(X).supports)
         assert any("world size 48 → 16" in line.text for line in got.row(O).supports)
-        assert any("lr rose 2.0 times" in line.text and line.strong for line in got.row(O).supports)
+        assert any(
+            "rate rose 2.0 times at step 1,020, to 2.0e-4" in line.text and line.strong
+            for line in got.row(O).supports
+        )
         assert any(line.id == "V-2" and line.strong for line in got.row(S).contradicts)
 
 
