@@ -34,6 +34,12 @@ OBJECTS, OBJECT_BYTES, OBJECTS_GOAL_S = 1024, 96 << 20, 10.0  # 103 GB: above wh
 FILES, FILE_BYTES, FILES_GOAL_S = 16_384, 6 << 20, 60.0  # 103 GB, sparse
 
 
+def told(what: str, figures: dict[str, Any]) -> dict[str, Any]:
+    """Say figures as soon as they are known: all of it takes a quarter of an hour."""
+    print(f"vault: {what}: {json.dumps(figures)}", file=sys.stderr, flush=True)
+    return figures
+
+
 def timed_s(call: Callable[[], object]) -> float:
     """Return how long a call takes."""
     begun = time.perf_counter()
@@ -128,6 +134,7 @@ class Throughput:
                         one["rclone_s"] = timed_s(lambda rclone=rclone: self.store.run_rclone(*rclone))  # type: ignore[misc]
                     self.store.empty(f"bench-{who}")
                 rounds[work].append({name: round(value, 2) for name, value in one.items()})
+            told(f"round {number + 1} of {ROUNDS}", {work: made[-1] for work, made in rounds.items()})
         return {
             work: {
                 "rounds": made,
@@ -306,9 +313,9 @@ def run(environment: dict[str, str]) -> dict[str, Any]:
             from django.conf import settings
 
             settings.VAULT_URL = running.vault_url("bench-holds")  # the endpoint of sources in S3 too
-            holds = measure_holds(running)
-            gates = measure_gates(running, environment)
-            through = Throughput(running, environment).measure()
+            holds = told("legal holds", measure_holds(running))
+            gates = told("gate open", measure_gates(running, environment))
+            through = told("throughput", Throughput(running, environment).measure())
     except Unavailable as error:
         print(f"vault: skipped: {error}", file=sys.stderr)
         return {"bench": "vault", "skipped": str(error), "goals": {}}

@@ -9,7 +9,7 @@ from andon.detect.cells import REDUCED_ONLY
 from incidents import attached, rules
 from incidents.models import Incident
 from runs import queries as run_queries
-from runs.models import Attempt, Finding, FirstBad, Run
+from runs.models import Attempt, Finding, Run
 
 UNKNOWN: dict[str, Any] = {
     "step": None,
@@ -63,13 +63,13 @@ def earlier(one: dict[str, Any], other: dict[str, Any]) -> bool:
 
 def spread(run: Run, attempt: int) -> int:
     """Return how many ranks of an attempt ever went bad."""
-    return (
-        FirstBad.objects.filter(run=run, attempt=attempt, stream="rank")
-        .exclude(lane="-1")
-        .values("lane")
-        .distinct()
-        .count()
-    )
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(DISTINCT lane) FROM runs_firstbad"
+            " WHERE run_id = %s AND attempt = %s AND stream = 'rank' AND lane <> '-1'",
+            [run.pk, attempt],
+        )
+        return int(cursor.fetchone()[0])
 
 
 def nodes_of(attempt: Attempt | None, ranks: Iterable[int]) -> list[str]:

@@ -198,7 +198,12 @@ def document(row: LedgerRow, run_slug: str) -> dict[str, Any]:
 def used_today(run: Run, action: str, now: datetime | None = None) -> int:
     """Return how many rows of `action` the run has on this UTC day: what a daily cap counts."""
     midnight = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
-    return LedgerRow.objects.filter(run=run, action=action, at__gte=midnight).count()
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM incidents_ledgerrow WHERE run_id = %s AND action = %s AND at >= %s",
+            [run.pk, action, midnight],
+        )
+        return int(cursor.fetchone()[0])
 
 
 def _four(positions: Mapping[str, int | None] | None) -> dict[str, int | None] | None:

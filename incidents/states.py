@@ -111,8 +111,6 @@ _together: ContextVar[list[TimelineEntry] | None] = ContextVar("together", defau
 
 def unresolved(run_id: int) -> Incident | None:
     """Return the one incident of a run that is not resolved."""
-    return (
-        Incident.objects.select_related("run", "dossier")
-        .filter(run_id=run_id, state__in=Incident.UNRESOLVED)
-        .first()
-    )
+    found = Incident.objects.filter(run_id=run_id, state__in=Incident.UNRESOLVED).values_list("pk", flat=True)
+    pk = found.first()  # mostly there is none, and three wide tables need not be named to find that out
+    return None if pk is None else Incident.objects.select_related("run", "dossier").get(pk=pk)

@@ -1,7 +1,7 @@
 """The policy in force: the run's newest version, else its project's, else the defaults."""
 
 from django.db import transaction
-from django.db.models import F, Max, Q
+from django.db.models import Max
 
 from andon import policy as rules
 from andon.policy import Policy
@@ -9,15 +9,16 @@ from runs.locks import lock_run
 from runs.models import Person, PolicyVersion, Run
 
 
+_IN_FORCE = """
+SELECT * FROM runs_policyversion
+WHERE run_id = %s OR run_id IS NULL AND project_id = (SELECT project_id FROM runs_run WHERE id = %s)
+ORDER BY run_id NULLS LAST, number DESC LIMIT 1
+"""
+
+
 def policy_version(run_id: int) -> PolicyVersion | None:
     """Return the stored version in force for a run, None when the defaults are."""
-    return (
-        PolicyVersion.objects.filter(
-            Q(run_id=run_id) | Q(run__isnull=True, project__runs=run_id),
-        )
-        .order_by(F("run_id").asc(nulls_last=True), "-number")
-        .first()
-    )
+    return next(iter(PolicyVersion.objects.raw(_IN_FORCE, [run_id, run_id])), None)
 
 
 def policy_for(run_id: int) -> Policy:
