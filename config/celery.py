@@ -30,6 +30,16 @@ def _step_back(**_: Any) -> None:
     os.nice(10)
 
 
+@signals.worker_ready.connect
+def _take_over(**_: Any) -> None:
+    # `up` says so where the database is its own child, as every worker on it is: one is started after the
+    # other is dead.
+    if os.environ.get("ONLY_WORKER") == "1":
+        from runs import work
+
+        work.take_over()
+
+
 @signals.task_postrun.connect
 def _worker_answered(**_: Any) -> None:
     _seen("worker")

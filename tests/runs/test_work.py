@@ -138,6 +138,17 @@ class TestLease:
         assert not run_one(unit.pk)
         assert calls == []
 
+    def test_the_lease_of_one_known_to_be_dead_is_not_waited_for(self, calls: Calls) -> None:
+        unit = make()
+        Work.objects.filter(pk=unit.pk).update(
+            state="claimed",
+            lease_token=__import__("uuid").uuid4(),
+            lease_until=timezone.now() + timedelta(seconds=60),
+        )
+        assert work.take_over() == 1
+        assert run_one(unit.pk)
+        assert len(calls) == 1
+
 
 @pytest.mark.django_db(transaction=True)
 def test_of_many_workers_one_does_it() -> None:

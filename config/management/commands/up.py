@@ -80,6 +80,7 @@ class Command(BaseCommand):
         announced: dict[str, str] = {}
         if not _is_set("ANDON_DATABASE_URL"):
             announced |= self._start_postgres()
+            self.environment["ONLY_WORKER"] = "1"
         if not _is_set("ANDON_BROKER_URL"):
             announced |= self._start_valkey()
         self.environment |= announced
