@@ -20,13 +20,13 @@ from runs.proof import NotAgain, prove_again
 from runs.views import person_of, visible_run_or_404
 
 
-def _act(
-    request: HttpRequest, incident_id: int, act: Callable[[Incident, Person], object], *, anchor: str = ""
+def act(
+    request: HttpRequest, incident_id: int, do: Callable[[Incident, Person], object], *, anchor: str = ""
 ) -> HttpResponse:
     """Call an action, then show the incident again: at `anchor`, or with the refusal."""
     page = page_or_404(request, incident_id)
     try:
-        act(page.incident, person_of(request))
+        do(page.incident, person_of(request))
     except (Refused, evidence_actions.Refused) as refused:
         changes = getattr(refused, "changes", [])
         says = " ".join([refused.says, *changes])
@@ -43,7 +43,7 @@ def _act(
 @login_required
 def acknowledge(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Say that somebody has it."""
-    return _act(
+    return act(
         request, incident_id, lambda incident, person: actions.acknowledge(incident=incident, person=person)
     )
 
@@ -54,7 +54,7 @@ def change_plan(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Make a new version of the plan from the form."""
     step = request.POST.get("checkpoint_step", "")
 
-    def act(incident: Incident, person: Person) -> None:
+    def do(incident: Incident, person: Person) -> None:
         actions.change_plan(
             incident=incident,
             person=person,
@@ -63,14 +63,14 @@ def change_plan(request: HttpRequest, incident_id: int) -> HttpResponse:
             why=request.POST.get("why", "").strip(),
         )
 
-    return _act(request, incident_id, act, anchor="plan")
+    return act(request, incident_id, do, anchor="plan")
 
 
 @require_POST
 @login_required
 def request_resume(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Ask to resume by exactly what the page showed."""
-    return _act(
+    return act(
         request,
         incident_id,
         lambda incident, person: approval.request_resume(
@@ -88,11 +88,11 @@ def request_resume(request: HttpRequest, incident_id: int) -> HttpResponse:
 def false_alarm(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Declare that nothing was wrong."""
 
-    def act(incident: Incident, person: Person) -> None:
+    def do(incident: Incident, person: Person) -> None:
         prove_again(request, person)
         approval.false_alarm(incident=incident, person=person, why=request.POST.get("why", "").strip())
 
-    return _act(request, incident_id, act)
+    return act(request, incident_id, do)
 
 
 @require_POST
@@ -101,7 +101,7 @@ def waive(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Let the gate open without one item, by name and reason."""
     wanted = request.POST.get("item", "")
 
-    def act(incident: Incident, person: Person) -> None:
+    def do(incident: Incident, person: Person) -> None:
         item = Item.objects.filter(
             dossier_id=incident.dossier_id, pk=int(wanted) if wanted.isdecimal() and len(wanted) < 18 else 0
         ).first()
@@ -109,14 +109,14 @@ def waive(request: HttpRequest, incident_id: int) -> HttpResponse:
             raise Refused("no-item", "Choose which item is waived.")
         evidence_actions.waive(item=item, person=person, why=request.POST.get("why", "").strip())
 
-    return _act(request, incident_id, act, anchor="evidence")
+    return act(request, incident_id, do, anchor="evidence")
 
 
 @require_POST
 @login_required
 def note(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Add a note."""
-    return _act(
+    return act(
         request,
         incident_id,
         lambda incident, person: actions.add_note(
@@ -130,7 +130,7 @@ def note(request: HttpRequest, incident_id: int) -> HttpResponse:
 @login_required
 def resolve(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Close an incident that does not hold its run."""
-    return _act(
+    return act(
         request,
         incident_id,
         lambda incident, person: actions.resolve(

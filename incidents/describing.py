@@ -39,9 +39,10 @@ def freeze_for(
 def move_first_bad(incident: Incident, first_bad: dict[str, Any]) -> bool:
     """Move the first-bad cell by compare-and-set and reconsider the dossier; the run lock is held."""
     known = incident.first_bad
-    if not Incident.objects.filter(pk=incident.pk, first_bad=known).update(first_bad=first_bad):
+    moved = {"first_bad": first_bad, "traits": None}  # its node and shard are looked up anew
+    if not Incident.objects.filter(pk=incident.pk, first_bad=known).update(**moved):
         return False
-    incident.first_bad = first_bad
+    incident.first_bad, incident.traits = first_bad, None
     if firstbad.earlier(first_bad, known):
         freeze_plan.reconsider(incident.dossier, first_bad_step=first_bad["step"])
         states.record(

@@ -10,7 +10,7 @@ from typing import Any
 
 from evidence.gates import resume_gate
 from evidence.queries import evidence_counts
-from incidents import answers, buttons, firstbad, permits, roles, rows, subjects, waiting
+from incidents import answers, buttons, firstbad, permits, roles, rows, similar, subjects, waiting
 from incidents.answers import Situation
 from incidents.holding import held_since
 from incidents.models import Incident, LedgerRow, Permit, Plan, ResumeRequest
@@ -28,6 +28,7 @@ from incidents.page import (
     TimelineRow,
     Waiting,
 )
+from incidents.similar import Similar
 from runs.directives import current, obedience
 from runs.models import Attempt, Finding, Person, RunProgress
 from runs.policies import policy_for
@@ -52,6 +53,8 @@ class IncidentPage:
         self.opened_at, self.acknowledged_at = incident.opened_at, incident.acknowledged_at
         self.acknowledged_by = incident.acknowledged_by.username if incident.acknowledged_by else ""
         self.lead = incident.lead.username if incident.lead else ""
+        self.evidence_owner = incident.evidence_owner.username if incident.evidence_owner else ""
+        self.communications = incident.communications.username if incident.communications else ""
 
     # What was read
 
@@ -119,6 +122,11 @@ class IncidentPage:
     def first_bad(self) -> FirstBadAnswer:
         """What broke first."""
         return answers.first_bad(self.situation, self.first_bad_document)
+
+    @property
+    def only_node(self) -> str:
+        """The one node of all first bad ranks, "" where there is none."""
+        return firstbad.only_node([self.incident]).get(self.incident.pk, "")
 
     @cached_property
     def evidence(self) -> EvidenceAnswer:
@@ -221,6 +229,11 @@ class IncidentPage:
     def states(self) -> list[StateStep]:
         """The turning points, oldest first."""
         return rows.state_steps(self.incident)
+
+    @cached_property
+    def similar(self) -> Similar:
+        """What recurs, and what is alike."""
+        return similar.of_incident(self.incident, self.person)
 
     @cached_property
     def notes(self) -> list[dict[str, Any]]:

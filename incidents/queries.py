@@ -36,7 +36,10 @@ def incident_for(person: Person, incident_id: int) -> Incident:
     """
     return (
         visible_incidents(person)
-        .select_related("run", "run__project", "dossier", "acknowledged_by", "lead")
+        .select_related(
+            *("run", "run__project", "dossier", "acknowledged_by"),
+            *("lead", "evidence_owner", "communications"),
+        )
         .get(pk=incident_id)
     )
 

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from incidents import launches, opening, review
+from incidents import launches, opening, review, traits
 
 
 @shared_task(name="incidents.tasks.sweep_findings")
@@ -13,8 +13,9 @@ def sweep_findings() -> None:
 
 @shared_task(name="incidents.tasks.sweep_incidents")
 def sweep_incidents() -> None:
-    """Review what waits, judge launches nobody judged, end what expired or was watched long enough."""
+    """Review what waits, judge launches, end what expired or was watched long enough, keep traits."""
     review.sweep()
     launches.sweep_launches()
     launches.sweep_expired()
     launches.sweep_watching()
+    traits.sweep()

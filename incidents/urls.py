@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from incidents import decisions, system, views
+from incidents import decisions, first_hour_views, system, views
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
@@ -22,6 +22,11 @@ urlpatterns = [
     path("incidents/<int:incident_id>/resolve", decisions.resolve, name="resolve"),
     path("incidents/<int:incident_id>/approve", decisions.approve, name="approve"),
     path("incidents/<int:incident_id>/reject", decisions.reject, name="reject"),
+    path("incidents/<int:incident_id>/duties", first_hour_views.give_duty, name="give_duty"),
+    path("incidents/<int:incident_id>/status", first_hour_views.status, name="status"),
+    path("incidents/<int:incident_id>/status.txt", first_hour_views.status_txt, name="status_txt"),
+    path("incidents/<int:incident_id>/hand-over", first_hour_views.hand_over, name="hand_over"),
+    path("acknowledge/<str:token>", first_hour_views.acknowledge_by_link, name="acknowledge_by_link"),
     path("runs/<slug:slug>/hold", decisions.hold, name="hold"),
     path("runs/<slug:slug>/ledger", views.run_ledger, name="run_ledger"),
     path("ledger", views.all_ledgers, name="ledger"),

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 
 from evidence.listing import item_lines, ticks
 from evidence.views import items_context
-from incidents import figures, ledger, queries, roles, triage
+from incidents import figures, fragments, ledger, queries, roles, triage
 from incidents.incident_page import IncidentPage
 from incidents.layer_bars import layer_bars
 from incidents.models import Incident, LedgerRow
@@ -108,6 +108,7 @@ FRAGMENTS: dict[str, Callable[[IncidentPage, Person], Context]] = {
     "plan": _plan,
     "timeline": _just_page,
     "ledger": _just_page,
+    **fragments.WITH_PAGE,
 }
 
 
@@ -156,10 +157,11 @@ def incident(request: HttpRequest, incident_id: int) -> HttpResponse:
 @login_required
 def incident_fragment(request: HttpRequest, incident_id: int, name: str) -> HttpResponse:
     """Answer the poll of one part of the incident page."""
-    if name not in FRAGMENTS:
+    known = FRAGMENTS | fragments.AFTER_PAGE
+    if name not in known:
         raise Http404
     page = page_or_404(request, incident_id)
-    return live.answer(request, f"incidents/_{name}.html", FRAGMENTS[name](page, person_of(request)))
+    return live.answer(request, f"incidents/_{name}.html", known[name](page, person_of(request)))
 
 
 # The grid and the figure
