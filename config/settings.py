@@ -180,6 +180,13 @@ VAULT_PUBLIC_URL = env.text(
     shown="the endpoint of ANDON_VAULT_URL",
     about="S3 endpoint in the upload URLs of node agents, where they reach it by another name",
 ).rstrip("/")
+VAULT_READ_TIMEOUT_S = env.integer(
+    "ANDON_VAULT_READ_TIMEOUT_S",
+    60,
+    minimum=1,
+    maximum=3600,
+    about="how long an S3 store may say nothing in one try; what is copied then waits, and is tried again",
+)
 SOURCE_ROOTS = [
     Path(root)
     for root in env.words(

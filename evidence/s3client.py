@@ -2,20 +2,23 @@
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import boto3
 from botocore.config import Config
+from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 from django.conf import settings
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 CONNECT_TIMEOUT_S = 5
-READ_TIMEOUT_S = 60
 ATTEMPTS = 3  # in one call; work rows try again for as long as it takes
 POOL = 48  # objects and parts that one vault moves at the same time
+# Done twice, these make a second version or a second upload, perhaps under a lock.
+_NOT_TWICE = ("PutObject", "CopyObject", "CreateMultipartUpload")
+_MAY_BE_DONE = {500, 502, 504}  # so does a gateway answer that lost its store on the way
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,29 @@ def make(place: Place, *, quick: bool = False) -> "S3Client":
             },
             retries={"total_max_attempts": 1 if quick else ATTEMPTS, "mode": "standard"},
             connect_timeout=2 if quick else CONNECT_TIMEOUT_S,
-            read_timeout=2 if quick else READ_TIMEOUT_S,
+            read_timeout=2 if quick else settings.VAULT_READ_TIMEOUT_S,
             max_pool_connections=POOL,
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         ),
     )
+    for name in _NOT_TWICE:
+        made.meta.events.register(f"needs-retry.s3.{name}", _not_blindly)
     return made
+
+
+def _not_blindly(
+    operation: Any, response: Any = None, caught_exception: Exception | None = None, **_: Any
+) -> None:
+    """Give up a call whose answer was lost: the store may have done it, and the next try looks first.
+
+    boto3 would send it again at once. What surely did not arrive, or was refused as too much, it still does.
+    """
+    if caught_exception is not None:
+        if not isinstance(caught_exception, ConnectTimeoutError | EndpointConnectionError):
+            raise caught_exception
+    elif response is not None and response[0].status_code in _MAY_BE_DONE:
+        raise ClientError(response[1], operation.name)
 
 
 def source_client() -> "S3Client":
