@@ -1,4 +1,4 @@
-"""All benchmarks on servers of their own: `python -m benchmarks [ingest mlflow storm first_bad vault]`.
+"""All benchmarks on servers of their own: `python -m benchmarks [ingest mlflow storm first_bad vault pages]`.
 
 Prints figures, ratios and goals; writes all of it to bench-results/ as JSON. Exits 1 when a goal was missed.
 """
@@ -12,7 +12,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from benchmarks import bench_ingest, bench_mlflow, bench_stored_first_bad, bench_storm, bench_vault
+from benchmarks import (
+    bench_ingest,
+    bench_mlflow,
+    bench_pages,
+    bench_stored_first_bad,
+    bench_storm,
+    bench_vault,
+)
 from benchmarks.serving import ROOT, servers
 
 BENCHES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
@@ -21,6 +28,7 @@ BENCHES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "storm": bench_storm.run,
     "first_bad": bench_stored_first_bad.run,
     "vault": bench_vault.run,
+    "pages": bench_pages.run,
 }
 
 

@@ -2,18 +2,23 @@
 
 import numpy as np
 from django.urls import reverse
+from django.utils import timezone
 from numpy.typing import NDArray
 
 from andon.detect.cells import depth_key
 from andon.policy import Policy
 from incidents.models import Incident
 from runs import baseline, figures, formatting, grid, grid_png, queries
+from runs.grid_clock import Clock
+from runs.grid_progress import InProgress
+from runs.grid_rows import Rows
 from runs.models import FirstBad
 from runs.stack import JSON, Row, Stack
 
 LAYERS_PX = 100
 CURVE_PX = 52
 MAX_RINGS = 8
+HELD_WORD_PX = 34  # the word stands in its block, or not at all
 RAMP = (1.5, 3.0, 4.5, 6.0, 12.0)
 MAX_LAYER_STEPS = 4_000
 
@@ -30,7 +35,9 @@ def first_bad_ranks(incident: Incident) -> list[int]:
     return [rank for rank in found if isinstance(rank, int)]
 
 
-def layer_tile(plane: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+def layer_tile(
+    plane: NDArray[np.uint8], width: int, height: int, clock: Clock | None = None
+) -> NDArray[np.uint8]:
     """Return the layers enlarged to a tile; more layers or steps than pixels keep the worst code.
 
     Codes of the ramp lie above the states, so a nonfinite cell is lifted over them while they shrink.
@@ -39,31 +46,30 @@ def layer_tile(plane: NDArray[np.uint8], width: int, height: int) -> NDArray[np.
     order = np.arange(18, dtype=np.uint8)
     order[[grid_png.SPREAD, grid_png.NONFINITE]] = [30, 31]
     shown = order[plane]
-    if steps > width:
+    if clock is not None:
+        shown = clock.of_pixels(clock.of_steps(shown), width)
+    elif steps > width:
         edges = np.arange(width) * steps // width
         shown = np.maximum.reduceat(shown, edges, axis=1)
     if layers > height:
         edges = np.arange(height) * layers // height
         shown = np.maximum.reduceat(shown, edges, axis=0)
     shown = np.where(shown == 30, grid_png.SPREAD, np.where(shown == 31, grid_png.NONFINITE, shown))
-    return grid_png.paint(shown.astype(np.uint8), width, height)
+    rows, columns = shown.shape
+    return grid_png.paint(
+        shown.astype(np.uint8), grid_png.evenly(columns, width), grid_png.evenly(rows, height)
+    )
 
 
-def incident_figure(
-    incident: Incident,
-    window: grid.Window,
-    extent: grid.Extent,
-    *,
-    policy: Policy,
-    width: int,
-    theme: str,
-) -> JSON:
+def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, width: int, theme: str) -> JSON:
     """Return the Plotly figure of an incident's window and, in `layout.meta`, what the page needs with it."""
-    run, attempt = incident.run, incident.attempt
+    run, attempt, extent = incident.run, incident.attempt, view.extent
     narrow = width < figures.NARROW_BELOW_PX
     height = figures.grid_height(extent.ranks)
+    view = view.over(view.window.snapped(width, height, extent.ranks))
+    window = view.window
     step, ranks = first_bad_step(incident), first_bad_ranks(incident)
-    nodes = grid.nodes(run, attempt)
+    rows_bad = [row for rank in ranks if (row := view.rows.row(rank)) is not None]
 
     layer = layer_plane(incident, window, policy)
     before = max(0, window.step_first - policy.spike.window)
@@ -76,7 +82,7 @@ def incident_figure(
         Row(
             "grid",
             height,
-            axis=figures.rank_axis(window, height, nodes, ranks, characters=8 if narrow else 10),
+            axis=figures.row_axis(view, height, rows_bad, ranks=extent.ranks, characters=8 if narrow else 10),
         ),
     ]
     if layer is not None:
@@ -102,8 +108,14 @@ def incident_figure(
                 ),
             )
         )
-    key = f"{run.pk}:{attempt}:{window.step_first}-{window.step_last}:{window.rank_first}-{window.rank_last}"
-    stack = Stack(rows, step_first=window.step_first, step_last=window.step_last, key=key)
+    key = ":".join(map(str, (run.pk, attempt, window, view.rows.kind, view.rows.sort, view.by_time)))
+    stack = Stack(
+        rows,
+        step_first=window.step_first,
+        step_last=window.step_last,
+        key=key,
+        clock=view.clock(width),
+    )
     captions: dict[str, str] = {}
 
     stack.image(
@@ -115,11 +127,13 @@ def incident_figure(
             height=height,
             theme=theme,
             version=extent.version,
+            rows=view.rows,
+            by_time=stack.clock is not None,
         ),
         width=width,
         height=height,
-        y_first=window.rank_first,
-        y_last=window.rank_last,
+        y_first=window.row_first,
+        y_last=window.row_last,
     )
     if layer is not None:
         stack.image(
@@ -131,6 +145,7 @@ def incident_figure(
                 height=LAYERS_PX,
                 theme=theme,
                 version=extent.version,
+                by_time=stack.clock is not None,
             ),
             width=width,
             height=LAYERS_PX,
@@ -148,7 +163,9 @@ def incident_figure(
 
     if step is not None:
         stack.guide(step)
-        _first_bad_marks(stack, incident, window, ranks, extent)
+        _first_bad_marks(stack, step, view, ranks, rows_bad)
+    if extent.progress is not None:
+        _progress_mark(stack, view, extent.progress)
     if extent.held_after is not None and extent.held_after < window.step_last:
         _held_mark(stack, window, extent.held_after, width)
     marks = figures.checkpoint_marks(run, attempt, window.step_first, window.step_last)
@@ -160,7 +177,8 @@ def incident_figure(
     figure["layout"].update(_extra_axes(stack))
     meta = figure["layout"]["meta"]
     meta["captions"] = captions
-    meta["ranks"] = [window.rank_first, window.rank_last]
+    meta["ranks"] = [window.row_first, window.row_last]
+    meta["order"] = {"rows": view.rows.kind, "sort": view.rows.sort, "pieces": view.rows.pieces()}
     meta["extent"] = [extent.step_first, max(extent.step_last, window.step_last)]
     meta["first_bad"] = {"step": step, "ranks": ranks}
     meta["overview"] = figures.tile_url(
@@ -170,6 +188,7 @@ def incident_figure(
         height=1,
         theme=theme,
         version=extent.version,
+        rows=Rows("rank", "rank", extent.ranks),
     )
     return figure
 
@@ -187,7 +206,7 @@ def _grid_steps(stack: Stack) -> None:
         {
             "type": "scatter",
             "mode": "markers",
-            "x": [stack.step_first, stack.step_last],
+            "x": stack.range,
             "y": [None, None],
             "xaxis": "x2",
             "yaxis": row.y,
@@ -201,9 +220,8 @@ def _extra_axes(stack: Stack) -> JSON:
         "xaxis2": {
             "matches": "x",
             "anchor": stack.rows["grid"].y,
-            "range": [stack.step_first - 0.5, stack.step_last + 0.5],
-            "tickformat": ",d",
-            "nticks": 8,
+            "range": stack.range,
+            **stack.ticks(),
             "ticks": "outside",
             "ticklen": 3,
             "tickcolor": "var(--line2)",
@@ -213,19 +231,17 @@ def _extra_axes(stack: Stack) -> JSON:
     }
 
 
-def _first_bad_marks(
-    stack: Stack, incident: Incident, window: grid.Window, ranks: list[int], extent: grid.Extent
-) -> None:
+def _first_bad_marks(stack: Stack, step: int, view: grid.View, ranks: list[int], rows_bad: list[int]) -> None:
     """Ring the first-bad cells; a bracket for many ties, and for a rank that is not known."""
-    step = first_bad_step(incident)
-    if step is None or not window.step_first <= step <= window.step_last:
+    window = view.window
+    if not window.step_first <= step <= window.step_last:
         return
     row = stack.rows["grid"]
     right = step < window.step_first + window.steps * 0.25
-    seen = [rank for rank in ranks if window.rank_first <= rank <= window.rank_last]
-    middle = (window.rank_first + window.rank_last) / 2
+    seen = sorted(place for place in rows_bad if window.row_first <= place <= window.row_last)
+    middle = (window.row_first + window.row_last) / 2
     if not ranks:
-        stack.bracket(row, step, window.rank_first, window.rank_last)
+        stack.bracket(row, step, window.row_first, window.row_last)
         stack.label(row, step, middle, "the rank is not known", right=right)
     elif len(ranks) > MAX_RINGS:
         if seen:
@@ -234,27 +250,38 @@ def _first_bad_marks(
                 row, step, (seen[0] + seen[-1]) / 2, f"first bad: {len(ranks):,} ranks, tie", right=right
             )
     else:
-        for rank in seen:
-            stack.ring(row, step, rank)
+        for place in seen:
+            stack.ring(row, step, place)
         if seen:
             tie = ", tie" if len(ranks) > 1 else ""
             # The label stays inside the grid on the first and last rows.
-            margin = window.ranks * 0.045
-            y = min(max(seen[-1], window.rank_first + margin), window.rank_last - margin)
+            margin = window.rows * 0.045
+            y = min(max(seen[-1], window.row_first + margin), window.row_last - margin)
             stack.label(row, step, y, f"first bad: {formatting.rank_words(ranks)}{tie}", right=right)
 
 
+def _progress_mark(stack: Stack, view: grid.View, standing: InProgress) -> None:
+    """Label the column of the step that nobody finishes."""
+    window = view.window
+    if not window.step_first <= standing.step <= window.step_last:
+        return
+    since = formatting.duration((timezone.now() - standing.since).total_seconds())
+    right = standing.step < window.step_first + window.steps * 0.25
+    y = window.row_first + window.rows * 0.1
+    stack.label(stack.rows["grid"], standing.step, y, f"step in progress, {since}", right=right)
+
+
 def _held_mark(stack: Stack, window: grid.Window, held_after: int, width: int) -> None:
-    columns = window.step_last - max(held_after, window.step_first - 1)
-    if columns * width / window.steps < 34:
+    low, high = stack.x(max(held_after + 0.5, window.step_first - 0.5)), stack.range[1]
+    if (high - low) * width / (high - stack.range[0]) < HELD_WORD_PX:
         return
     row = stack.rows["grid"]
     stack.annotations.append(
         {
             "xref": "x",
             "yref": row.y,
-            "x": window.step_last - columns / 2 + 0.5,
-            "y": window.rank_first + window.ranks * 0.3,
+            "x": (low + high) / 2,
+            "y": window.row_first + window.rows * 0.3,
             "text": "held",
             "showarrow": False,
             "bgcolor": "var(--surface)",

@@ -6,22 +6,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 from andon.policy import Policy
-from andon.wire import decode_frame
 from incidents import queries
 from incidents.incident_page import IncidentPage
-from incidents.models import Incident, LedgerRow, Plan
+from incidents.models import LedgerRow, Plan
 from incidents.page import FindingLine, IncidentLine, LedgerLine
-from runs import formatting, grid
+from runs import formatting
 from runs.access import visible_runs
-from runs.models import Checkpoint, FirstBad, Frame, Person
+from runs.models import Checkpoint, Person
 
 Z_BAR_PX = 104
-CELL_METRICS = (
-    ("loss", "loss"),
-    ("grad_norm", "grad norm"),
-    ("compute_s", "compute, s"),
-    ("wait_s", "wait, s"),
-)
 CHOICES = 50
 
 
@@ -112,72 +105,6 @@ def _lanes(lanes: list[Any]) -> str:
     return ", ".join(formatting.inert(lane, 48) for lane in lanes[:3]) + (
         f" and {len(lanes) - 3:,} more" if len(lanes) > 3 else ""
     )
-
-
-def rank_names(incident: Incident) -> dict[str, object]:
-    """Return nodes with their ranks, so that the readout names a cell without asking again."""
-    known = grid.nodes(incident.run, incident.attempt)
-    return {
-        "nodes": [[formatting.inert(name, 48), formatting.fold(ranks), ranks[0]] for name, ranks, _ in known],
-        "held_since": "",
-    }
-
-
-def cell_words(incident: Incident, step: int, rank: int) -> str:
-    """Return what was posted for one cell: values, what went bad first on that rank, when it was received."""
-    frame = (
-        Frame.objects.filter(
-            run_id=incident.run_id,
-            attempt=incident.attempt,
-            stream="rank",
-            step_first__lte=step,
-            step_last__gte=step,
-            lane_first__lte=rank,
-            lane_last__gte=rank,
-        )
-        .order_by("id")
-        .first()
-    )
-    parts: list[str] = []
-    first = (
-        FirstBad.objects.filter(
-            run_id=incident.run_id, attempt=incident.attempt, stream="rank", lane=str(rank), step=step
-        )
-        .order_by("view")
-        .first()
-    )
-    if first is not None and first.series:
-        word = formatting.nonfinite(first.value) or "nonfinite"
-        if first.series == "nonfinite":
-            parts.append(f"flagged by the trainer, {first.view} value")
-        else:
-            parts.append(f"{first.series.replace('_', ' ')} {word}, {first.view} value")
-    if frame is not None:
-        parts.extend(_frame_values(frame, step, rank))
-        parts.append(f"received {_received(frame.received_at)} UTC")
-    elif first is not None:
-        parts.append(f"received {_received(first.received_at)} UTC")
-    return "; ".join(parts) if parts else "no values posted for this cell"
-
-
-def _received(moment: datetime) -> str:
-    moment = moment.astimezone(UTC)
-    return f"{moment:%H:%M:%S}.{moment.microsecond // 1000:03d}"
-
-
-def _frame_values(frame: Frame, step: int, rank: int) -> list[str]:
-    decoded = decode_frame(bytes(frame.body), frame.content_type)
-    found: list[str] = []
-    for index in range(len(decoded.step)):
-        if int(decoded.step[index]) != step or int(decoded.lane[index]) != rank:
-            continue
-        for name, words in CELL_METRICS:
-            if name in decoded.metrics:
-                value = float(decoded.metrics[name][index])
-                text = f"{words} {formatting.metric(name, value)}"
-                if text not in found:
-                    found.append(text)
-    return found
 
 
 def newest_ledger_lines(person: Person, limit: int) -> list[LedgerLine]:

@@ -2,17 +2,17 @@
 
 from django.urls import path
 
-from incidents import decisions, first_hour_views, system, views
+from incidents import decisions, first_hour_views, grid_views, system, views
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
     path("incidents/<int:incident_id>", views.incident, name="incident"),
     path("incidents/<int:incident_id>/parts/<slug:name>", views.incident_fragment, name="incident_part"),
-    path("incidents/<int:incident_id>/grid.png", views.incident_grid, name="incident_grid"),
-    path("incidents/<int:incident_id>/layers.png", views.incident_layers, name="incident_layers"),
-    path("incidents/<int:incident_id>/figure.json", views.incident_figure, name="incident_figure"),
-    path("incidents/<int:incident_id>/cells.json", views.incident_cells, name="incident_cells"),
-    path("incidents/<int:incident_id>/cell.json", views.incident_cell, name="incident_cell"),
+    path("incidents/<int:incident_id>/grid.png", grid_views.incident_grid, name="incident_grid"),
+    path("incidents/<int:incident_id>/layers.png", grid_views.incident_layers, name="incident_layers"),
+    path("incidents/<int:incident_id>/figure.json", grid_views.incident_figure, name="incident_figure"),
+    path("incidents/<int:incident_id>/cells.json", grid_views.incident_cells, name="incident_cells"),
+    path("incidents/<int:incident_id>/cell.json", grid_views.incident_cell, name="incident_cell"),
     path("incidents/<int:incident_id>/acknowledge", decisions.acknowledge, name="acknowledge"),
     path("incidents/<int:incident_id>/plan", decisions.change_plan, name="change_plan"),
     path("incidents/<int:incident_id>/request", decisions.request_resume, name="request_resume"),

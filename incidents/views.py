@@ -3,29 +3,28 @@
 from collections.abc import Callable
 
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from evidence.listing import item_lines, ticks
 from evidence.views import items_context
-from incidents import figures, fragments, ledger, queries, roles, triage
+from incidents import fragments, ledger, queries, roles, triage
+from incidents.bad_cells import bad_text
+from incidents.grid_views import view_of
 from incidents.incident_page import IncidentPage
 from incidents.layer_bars import layer_bars
 from incidents.models import Incident, LedgerRow
-from runs import grid, grid_png, live
-from runs import queries as run_queries
+from runs import grid, live
 from runs.access import project_member
-from runs.figures import plot_width
+from runs.grid_rows import WORDS, kinds
 from runs.models import Person
-from runs.policies import policy_for
-from runs.views import person_of, theme_of, visible_run_or_404
+from runs.views import person_of, visible_run_or_404
 
 PAGE_ROWS = 50
 LEDGER_ROWS = 100
 STATES = ("open", "approved", "resuming", "watching", "resolved", "false_alarm")
-YEAR_S = 365 * 86_400
 
 
 def incident_or_404(request: HttpRequest, incident_id: int) -> Incident:
@@ -117,10 +116,8 @@ def render_incident(
 ) -> HttpResponse:
     """Render the incident page, with a refusal in its words when an action was refused."""
     incident = page.incident
-    extent = grid.extent(page.run, incident.attempt)
+    view, opening = view_of(request, incident)
     policy = page.situation.policy
-    opening = grid.opening_window(extent, figures.first_bad_step(incident))
-    window = grid.read_window(request.GET.get("steps", ""), request.GET.get("ranks", ""), opening, extent)
     good = (page.plan.checkpoint.get("step") if page.plan is not None else None) or None
     return render(
         request,
@@ -134,9 +131,9 @@ def render_incident(
                 for name, context in FRAGMENTS.items()
             },
             "opening": opening,
-            "window": window,
-            "extent": extent,
-            "groups": run_queries.bad_cells(page.run, incident.attempt),
+            "view": view,
+            "row_kinds": [(kind, WORDS[kind]) for kind in kinds(page.run, incident.attempt)],
+            "bad": bad_text(incident),
             "states": grid.SYMBOLS,
             "layers": layer_bars(incident, good, policy),
             "policy": policy,
@@ -162,98 +159,6 @@ def incident_fragment(request: HttpRequest, incident_id: int, name: str) -> Http
         raise Http404
     page = page_or_404(request, incident_id)
     return live.answer(request, f"incidents/_{name}.html", known[name](page, person_of(request)))
-
-
-# The grid and the figure
-
-
-def _window(request: HttpRequest, found: Incident) -> tuple[grid.Window, grid.Extent]:
-    extent = grid.extent(found.run, found.attempt)
-    opening = grid.opening_window(extent, figures.first_bad_step(found))
-    query = request.GET
-    if "x0" in query:
-        steps, ranks = f"{query['x0']}-{query.get('x1', '')}", f"{query.get('y0', '')}-{query.get('y1', '')}"
-    else:
-        steps, ranks = query.get("steps", ""), query.get("ranks", "")
-    return grid.read_window(steps, ranks, opening, extent), extent
-
-
-def _pixels(request: HttpRequest, name: str, default: int) -> int:
-    text = request.GET.get(name, "")
-    return max(1, min(grid.MAX_TILE_PX, int(text))) if text.isdecimal() and len(text) < 6 else default
-
-
-def _png(request: HttpRequest, body: bytes, version: str) -> HttpResponse:
-    response = HttpResponse(body, content_type="image/png")
-    if request.GET.get("v") == version:
-        response["Cache-Control"] = f"private, max-age={YEAR_S}, immutable"
-    else:
-        response["Cache-Control"] = "private, no-cache"
-    return response
-
-
-@require_GET
-@login_required
-def incident_grid(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Answer a tile of the first-failure grid."""
-    found = incident_or_404(request, incident_id)
-    window, extent = _window(request, found)
-    width, height = _pixels(request, "w", 856), _pixels(request, "h", 240)
-    body = grid.tile(
-        found.run, found.attempt, window, width=width, height=height, theme=theme_of(request), extent_=extent
-    )
-    return _png(request, body, extent.version)
-
-
-@require_GET
-@login_required
-def incident_layers(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Answer the tile of layers; a window without layers answers an empty pixel."""
-    found = incident_or_404(request, incident_id)
-    window, extent = _window(request, found)
-    layers = figures.layer_plane(found, window, policy_for(found.run_id))
-    if layers is None:
-        raise Http404
-    plane = figures.layer_tile(layers[1], _pixels(request, "w", 856), _pixels(request, "h", 100))
-    return _png(request, grid_png.encode(plane, theme_of(request)), extent.version)
-
-
-@require_GET
-@login_required
-def incident_figure(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Answer the Plotly figure of the window asked for."""
-    found = incident_or_404(request, incident_id)
-    window, extent = _window(request, found)
-    figure = figures.incident_figure(
-        found,
-        window,
-        extent,
-        policy=policy_for(found.run_id),
-        width=plot_width(request.GET.get("width", "")),
-        theme=theme_of(request),
-    )
-    return JsonResponse(figure)
-
-
-@require_GET
-@login_required
-def incident_cells(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Answer exact cells of the window as rectangles, with what the readout needs to name them."""
-    found = incident_or_404(request, incident_id)
-    window, extent = _window(request, found)
-    exact = grid.exact(found.run, found.attempt, window, extent)
-    return JsonResponse({**exact, "words": grid.WORDS, **triage.rank_names(found)})
-
-
-@require_GET
-@login_required
-def incident_cell(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Answer the values of one cell for the readout."""
-    found = incident_or_404(request, incident_id)
-    step, rank = request.GET.get("step", ""), request.GET.get("rank", "")
-    if not (step.isdecimal() and rank.isdecimal() and len(step) < 19 and len(rank) < 9):
-        return JsonResponse({"says": "step and rank must be whole numbers"}, status=400)
-    return JsonResponse({"says": triage.cell_words(found, int(step), int(rank))})
 
 
 # Ledger

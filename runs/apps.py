@@ -9,5 +9,5 @@ class RunsConfig(AppConfig):
     name = "runs"
 
     def ready(self) -> None:
-        """Register the checks."""
-        from runs import checks  # noqa: F401
+        """Register the checks and the handlers of this app's work."""
+        from runs import checks, compaction  # noqa: F401

@@ -7,6 +7,7 @@ from urllib.parse import urlencode
 
 from andon.policy import Policy
 from runs import baseline, formatting, grid, queries
+from runs.grid_rows import Rows
 from runs.models import Checkpoint, Run
 from runs.stack import JSON, Row, Stack, value_axis
 
@@ -38,66 +39,76 @@ def grid_height(ranks: int) -> int:
     return 320 if ranks > 256 else 240
 
 
-def tile_url(path: str, window: grid.Window, *, width: int, height: int, theme: str, version: str) -> str:
+def tile_url(
+    path: str,
+    window: grid.Window,
+    *,
+    width: int,
+    height: int,
+    theme: str,
+    version: str,
+    rows: Rows | None = None,
+    by_time: bool = False,
+) -> str:
     """Return the address of a tile; its version makes the answer immutable."""
+    order = {} if rows is None else {"rows": rows.kind, "sort": rows.sort}
+    order |= {"x": "time"} if by_time else {}
     return f"{path}?" + urlencode(
         {
             "x0": window.step_first,
             "x1": window.step_last,
-            "y0": window.rank_first,
-            "y1": window.rank_last,
+            "y0": window.row_first,
+            "y1": window.row_last,
             "w": width,
             "h": height,
+            **order,
             "theme": theme,
             "v": version,
         }
     )
 
 
-def rank_axis(
-    window: grid.Window,
-    height: int,
-    nodes: Sequence[tuple[str, list[int], list[str]]],
-    strong: Sequence[int],
-    *,
-    characters: int = 10,
+def row_axis(
+    view: grid.View, height: int, strong: Sequence[int], *, ranks: int, characters: int = 10
 ) -> JSON:
-    """Return the grid's y axis: nodes (or ranks when unknown) at their middle, few enough to read.
+    """Return the grid's y axis: groups (or ranks) at their middle, few enough to read.
 
     Args:
-        strong: ranks whose node is named in bold and never left out.
+        strong: rows whose group is named in bold and never left out.
+        ranks: of the whole attempt.
         characters: that fit the gutter; of a longer name the end is kept, where nodes differ.
     """
-    per_rank = height / window.ranks
-    every = LABEL_EVERY_PX if window.ranks <= 256 else LABEL_EVERY_MANY_PX
+    window = view.window
+    per_row = height / window.rows
+    every = LABEL_EVERY_PX if ranks <= 256 else LABEL_EVERY_MANY_PX
     values: list[float] = []
     texts: list[str] = []
     last_px = -1e9
-    if nodes:
-        for name, held, _ in nodes:
-            seen = [rank for rank in held if window.rank_first <= rank <= window.rank_last]
-            if not seen:
-                continue
-            middle = (seen[0] + seen[-1]) / 2
-            at_px = (middle - window.rank_first) * per_rank
-            bold = any(rank in seen for rank in strong)
-            if at_px - last_px < every and not bold:
-                continue
-            if at_px - last_px < 13 and values:
-                # The node of the first-bad cell always has its name.
-                values.pop()
-                texts.pop()
-            text = formatting.figure_text(name if len(name) <= characters else f"…{name[1 - characters :]}")
-            values.append(middle)
-            texts.append(f"<b>{text}</b>" if bold else text)
-            last_px = at_px
-    else:
-        step = max(1, -(-window.ranks * every // height))
-        for rank in range(window.rank_first, window.rank_last + 1, step):
-            values.append(rank)
-            texts.append(f"rank {rank}")
+    starts = [first for _, first in view.rows.groups] + [view.rows.count]
+    for (name, first), after in zip(view.rows.groups, starts[1:], strict=True):
+        low, high = max(first, window.row_first), min(after - 1, window.row_last)
+        if low > high:
+            continue
+        middle = (low + high) / 2
+        at_px = (middle - window.row_first) * per_row
+        bold = any(low <= row <= high for row in strong)
+        if at_px - last_px < every and not bold:
+            continue
+        if at_px - last_px < 13 and values:
+            # The group of the first-bad cell always has its name.
+            values.pop()
+            texts.pop()
+        text = formatting.figure_text(name if len(name) <= characters else f"…{name[1 - characters :]}")
+        values.append(middle)
+        texts.append(f"<b>{text}</b>" if bold else text)
+        last_px = at_px
+    if not view.rows.groups:
+        step = max(1, -(-window.rows * every // height))
+        for row in range(window.row_first, window.row_last + 1, step):
+            values.append(row)
+            texts.append(f"rank {view.rows.rank(row)}")
     return {
-        "range": [window.rank_last + 0.5, window.rank_first - 0.5],
+        "range": [window.row_last + 0.5, window.row_first - 0.5],
         "tickmode": "array",
         "tickvals": values,
         "ticktext": texts,

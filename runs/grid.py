@@ -1,24 +1,20 @@
-"""The first-failure grid: which part of an attempt is in view, and its cells as tile, runs and counts.
-
-Every answer is made from `runs.queries.grid_states`, where the worst state of all cells under a
-pixel wins, so no bad cell is ever averaged away by a zoom.
-"""
+"""The first-failure grid: what an attempt has, which part of it is in view, and in which words."""
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-import numpy as np
-from django.db.models import Count, Max, Sum
-from numpy.typing import NDArray
+from django.db.models import F, Func, IntegerField, Max
 
-from runs import grid_png, queries
-from runs.models import Attempt, DirectiveAck, Event, FirstBad, Frame, Run, RunProgress
+from runs import grid_findings, grid_png, grid_progress
+from runs.cellmap import Bins
+from runs.grid_clock import Clock, clock
+from runs.grid_progress import InProgress
+from runs.grid_rows import Rows, rows_of
+from runs.models import Attempt, DirectiveAck, Grid, Run, RunProgress
+from runs.uncompacted import Uncompacted, uncompacted
 
 BEFORE_STEPS, AFTER_STEPS = 128, 11  # the window an incident opens on, around the first bad step
 NEWEST_STEPS = 140
-MAX_RUNS = 5_000  # exact cells sent to the browser; above it: zoom in
-MAX_EXACT_CELLS = 4_000_000  # cells read for exact runs: one frame's worth
-MAX_TILE_PX = 4_096
 MAX_STEP = 2**63 - 1
 
 WORDS = {
@@ -33,27 +29,17 @@ WORDS = {
     grid_png.HEALTHY: "healthy",
 }
 # Names of the symbols in the page's sprite.
-SYMBOLS = {
-    "nonfinite": "nonfinite",
-    "checksum differs": "checksum",
-    "no progress": "noprogress",
-    "spike": "spike",
-    "straggler": "straggler",
-    "spread": "spread",
-    "missing": "missing",
-    "held": "held",
-    "healthy": "healthy",
-}
+SYMBOLS = {word: word.split()[0] for word in WORDS.values()} | {"no progress": "noprogress"}
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is in view: steps and ranks, both ends included."""
+    """What is in view: steps and rows, both ends included."""
 
     step_first: int
     step_last: int
-    rank_first: int
-    rank_last: int
+    row_first: int
+    row_last: int
 
     @property
     def steps(self) -> int:
@@ -61,17 +47,22 @@ class Window:
         return self.step_last - self.step_first + 1
 
     @property
-    def ranks(self) -> int:
-        """How many ranks are in view."""
-        return self.rank_last - self.rank_first + 1
+    def rows(self) -> int:
+        """How many rows are in view."""
+        return self.row_last - self.row_first + 1
+
+    def snapped(self, width: int, height: int, ranks: int) -> "Window":
+        """Return the window widened to whole bins of a tile, so that each pixel stands for whole bins."""
+        steps = Bins.over(self.step_first, self.step_last, width).snapped()
+        first, last = Bins.over(self.row_first, self.row_last, height).snapped()
+        return Window(*steps, first, min(last, ranks - 1))
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
     """What an attempt has: its steps, its ranks, and after which step it was held.
 
-    `version` changes whenever a cell may have changed: newest frame, first-bad rows, held step. A tile
-    asked for by its version never changes.
+    `version` changes whenever a cell may have changed. A tile asked for by its version never changes.
     """
 
     step_first: int
@@ -79,40 +70,82 @@ class Extent:
     ranks: int
     held_after: int | None
     version: str
+    waiting: Uncompacted = field(default_factory=lambda: Uncompacted(0), compare=False)
+    progress: InProgress | None = field(default=None, compare=False)
 
 
 def extent(run: Run, attempt: int) -> Extent:
-    """Return the steps and ranks of an attempt as known from launch, frames, events and progress."""
-    row = Attempt.objects.filter(run=run, number=attempt).only("first_step", "world_size").first()
-    frames = Frame.objects.filter(run_id=run.pk, attempt=attempt)
-    posted = frames.aggregate(last=Max("step_last"), lane=Max("lane_last"), id=Max("id"))
+    """Return the steps and ranks of an attempt as known from launch, posts, events and progress."""
+    row = (
+        Attempt.objects.filter(run=run, number=attempt)
+        .annotate(named=Func(F("nodes"), function="jsonb_array_length", output_field=IntegerField()))
+        .values_list("first_step", "world_size", "exited_at", "named")
+        .first()
+    )
+    first_step, world_size, exited_at, named = row or (None, None, None, 0)
+    # What waits is read before the blocks' row: see runs.uncompacted.
+    waiting = uncompacted(run.pk, attempt)
+    known = Grid.objects.filter(run=run, attempt=attempt).first()
     progress = RunProgress.objects.filter(run=run).first()
-    steps = [posted["last"]]
-    if progress is not None and progress.attempt == attempt:
-        steps.append(progress.step)
     held = DirectiveAck.objects.filter(run=run, attempt=attempt, state__in=["held", "exited"]).aggregate(
         step=Max("step")
     )["step"]
-    known = [step for step in steps if step is not None]
-    bad = FirstBad.objects.filter(run=run, attempt=attempt).aggregate(
-        last=Max("step"), received=Max("received_at"), rows=Count("id"), steps=Sum("step")
+    steps = [waiting.step_last, None if known is None or known.step_last < 0 else known.step_last]
+    if progress is not None and progress.attempt == attempt:
+        steps.append(progress.step)
+    last = max((step for step in steps if step is not None), default=0)
+    firsts = [first_step, waiting.step_first if known is None else min(known.step_first, last)]
+    first = min((step for step in firsts if step is not None), default=0)
+    ranks = world_size or max(waiting.rank_last + 1, 0 if known is None else known.ranks, 1)
+    hung = None
+    if held is None and exited_at is None and not waiting.key:
+        hung = grid_progress.in_progress(run, attempt, known, progress)
+    parts = (
+        known.version if known is not None else 0,
+        waiting.key,
+        held,
+        last,
+        (world_size, named, exited_at),
+        grid_findings.newest(run.pk, attempt),
+        hung.step if hung else None,
     )
-    if not known and bad["last"] is not None:
-        known = [bad["last"]]
-    last = max(known, default=0)
-    first = row.first_step if row is not None and row.first_step is not None else 0
-    ranks = row.world_size if row is not None else None
-    if not ranks:
-        spoken = Event.objects.filter(run_id=run.pk, attempt=attempt).aggregate(rank=Max("rank"))["rank"]
-        ranks = max(posted["lane"] if posted["lane"] is not None else 0, spoken or 0) + 1
-    version = hashlib.sha256(f"{posted['id']}|{bad}|{held}|{last}".encode()).hexdigest()[:16]
     return Extent(
         step_first=min(first, last),
-        step_last=last,
+        step_last=last if hung is None else max(last, hung.step),
         ranks=ranks,
         held_after=held if held is not None and held >= last else None,
-        version=version,
+        version=hashlib.sha256(repr(parts).encode()).hexdigest()[:16],
+        waiting=waiting,
+        progress=hung,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look at a grid: the window, the rows it is of, what the attempt has, by step or by time."""
+
+    run: Run
+    attempt: int
+    window: Window
+    rows: Rows
+    extent: Extent
+    by_time: bool = False
+
+    def clock(self, width: int) -> Clock | None:
+        """Return the columns of time of a tile of `width` pixels; None by step, and without known times."""
+        if not self.by_time:
+            return None
+        steps = Bins.over(self.window.step_first, self.window.step_last, width)
+        return clock(self.run.pk, self.attempt, steps, self.extent.waiting)
+
+    def over(self, window: Window) -> "View":
+        """Return the same look at another window."""
+        return replace(self, window=window)
+
+
+def rows(run: Run, attempt: int, extent_: Extent, kind: str = "", sort: str = "") -> Rows:
+    """Return the rows asked for: by node where the launch named nodes, and in the order of the ranks."""
+    return rows_of(run, attempt, extent_.ranks, kind, sort, extent_.version)
 
 
 def opening_window(extent_: Extent, first_bad_step: int | None) -> Window:
@@ -127,8 +160,8 @@ def opening_window(extent_: Extent, first_bad_step: int | None) -> Window:
 def read_window(steps: str, ranks: str, opening: Window, extent_: Extent) -> Window:
     """Return the window asked for by `steps=17875-18014&ranks=0-63`; a bad or empty part keeps `opening`."""
     step_first, step_last = _pair(steps, opening.step_first, opening.step_last, MAX_STEP)
-    rank_first, rank_last = _pair(ranks, opening.rank_first, opening.rank_last, extent_.ranks - 1)
-    return Window(step_first, step_last, rank_first, rank_last)
+    row_first, row_last = _pair(ranks, opening.row_first, opening.row_last, extent_.ranks - 1)
+    return Window(step_first, step_last, row_first, row_last)
 
 
 def _pair(text: str, first: int, last: int, most: int) -> tuple[int, int]:
@@ -137,134 +170,3 @@ def _pair(text: str, first: int, last: int, most: int) -> tuple[int, int]:
         return first, last
     low_n, high_n = int(low), int(high)
     return (low_n, high_n) if low_n <= high_n <= most else (first, last)
-
-
-def states(
-    run: Run, attempt: int, window: Window, *, width: int, height: int, held_after: int | None
-) -> NDArray[np.uint8]:
-    """Return the worst state per pixel, uint8[≤ height, ≤ width]: one pixel per cell where cells are larger.
-
-    Steps after the one on which the ranks were held are *held* where nothing was posted.
-    """
-    columns, rows = min(width, window.steps), min(height, window.ranks)
-    plane = queries.grid_states(
-        run,
-        attempt,
-        window.step_first,
-        window.step_last,
-        columns,
-        window.rank_first,
-        window.rank_last,
-        rows,
-    )
-    if held_after is not None and held_after < window.step_last:
-        # The first pixel that holds only steps after the held one.
-        first = -(-(held_after + 1 - window.step_first) * columns // window.steps)
-        first = max(0, first)
-        late = plane[:, first:]
-        late[late == grid_png.OUTSIDE] = grid_png.HELD
-    return plane
-
-
-def tile(
-    run: Run, attempt: int, window: Window, *, width: int, height: int, theme: str, extent_: Extent
-) -> bytes:
-    """Return the window as a palette PNG of `width` × `height` pixels (both capped)."""
-    width, height = max(1, min(width, MAX_TILE_PX)), max(1, min(height, MAX_TILE_PX))
-    plane = states(run, attempt, window, width=width, height=height, held_after=extent_.held_after)
-    borders = node_borders(run, attempt, window, height) if plane.shape[0] == window.ranks else []
-    return grid_png.encode(grid_png.paint(plane, width, height, borders=borders), theme)
-
-
-def nodes(run: Run, attempt: int) -> list[tuple[str, list[int], list[str]]]:
-    """Return (node, ranks ascending, GPU uuids) of an attempt by lowest rank; empty when not reported."""
-    row = Attempt.objects.filter(run=run, number=attempt).only("nodes").first()
-    known = []
-    for entry in row.nodes if row is not None else []:
-        held = sorted(rank for rank in expand(entry.get("ranks")) if rank >= 0)
-        if held:
-            uuids = entry.get("gpu_uuids")
-            known.append((str(entry.get("node", "")), held, uuids if isinstance(uuids, list) else []))
-    return sorted(known, key=lambda node: node[1][0])
-
-
-def expand(value: object) -> list[int]:
-    """Return ranks from a list of integers or from ranges such as `0-3,6`; [] for anything else."""
-    if isinstance(value, list):
-        return [rank for rank in value if isinstance(rank, int)]
-    found: list[int] = []
-    for piece in str(value or "").split(","):
-        low, dash, high = piece.strip().partition("-")
-        if low.isdecimal() and (not dash or high.isdecimal()):
-            found.extend(range(int(low), int(high if dash else low) + 1)[:1_000_000])
-    return found
-
-
-def node_borders(run: Run, attempt: int, window: Window, height: int) -> list[int]:
-    """Return rows (from the window's first rank) where a node begins, if nodes are at least 12 px tall."""
-    known = nodes(run, attempt)
-    if not known or window.ranks * 12 > height * max(1, len(known[0][1])):
-        return []
-    return [held[0] - window.rank_first for _, held, _ in known]
-
-
-def node_of(run: Run, attempt: int, rank: int) -> tuple[str, int] | None:
-    """Return (node, GPU index on it) of a rank, None when the launch did not say."""
-    for name, held, _ in nodes(run, attempt):
-        if rank in held:
-            return name, held.index(rank)
-    return None
-
-
-def exact_runs(plane: NDArray[np.uint8], window: Window) -> list[list[int]] | None:
-    """Return not-healthy cells as rectangles [step, step, rank, rank, state], ends included.
-
-    Runs along the steps of a rank, joined over neighbouring ranks with the same run.
-
-    Args:
-        plane: uint8[ranks, steps], one value per cell of `window`.
-
-    Returns:
-        None when there are more than `MAX_RUNS`.
-    """
-    shown = np.where(plane > grid_png.HEALTHY, plane, 0).astype(np.int16)
-    padded = np.zeros((shown.shape[0], shown.shape[1] + 2), dtype=np.int16)
-    padded[:, 1:-1] = shown
-    edge = padded[:, 1:] != padded[:, :-1]
-    begins = np.argwhere(edge & (padded[:, 1:] > 0))
-    ends = np.argwhere(edge & (padded[:, :-1] > 0))
-    boxes: list[list[int]] = []
-    above: dict[tuple[int, int, int], list[int]] = {}
-    row_now = -1
-    current: dict[tuple[int, int, int], list[int]] = {}
-    for (row, start), (_, stop) in zip(begins.tolist(), ends.tolist(), strict=True):
-        if row != row_now:
-            above = current if row == row_now + 1 else {}
-            current, row_now = {}, row
-        state = int(shown[row, start])
-        key = (start, stop, state)
-        box = above.get(key)
-        if box is None:
-            if len(boxes) >= MAX_RUNS:
-                return None
-            box = [window.step_first + start, window.step_first + stop - 1, 0, 0, state]
-            box[2] = window.rank_first + row
-            boxes.append(box)
-        box[3] = window.rank_first + row
-        current[key] = box
-    return boxes
-
-
-def exact(run: Run, attempt: int, window: Window, extent_: Extent) -> dict[str, object]:
-    """Return exact cells of the window with counts per state, or the sentence that says to zoom in."""
-    if window.steps * window.ranks > MAX_EXACT_CELLS:
-        return {"runs": None, "counts": {}, "says": "zoom in for exact cells"}
-    plane = states(
-        run, attempt, window, width=window.steps, height=window.ranks, held_after=extent_.held_after
-    )
-    codes, numbers = np.unique(plane, return_counts=True)
-    counts = {
-        WORDS[code]: number for code, number in zip(codes.tolist(), numbers.tolist(), strict=True) if code
-    }
-    runs = exact_runs(plane, window)
-    return {"runs": runs, "counts": counts, "says": "" if runs is not None else "zoom in for exact cells"}

@@ -28,6 +28,7 @@ _DARK = (
 PALETTES = {"light": bytes.fromhex(_LIGHT), "dark": bytes.fromhex(_DARK)}
 
 GLYPH_PX = 10  # cells at least this large get a gap and a glyph: the state must not be colour alone
+SLOTS_PX = 24  # cells at least so wide are split into the five phases of a step
 HATCH_PX = 8  # distance of the diagonals of held
 
 # Glyphs as 7 × 7 bitmaps, one string per row.
@@ -74,32 +75,49 @@ def encode(plane: Plane, theme: str) -> bytes:
     )
 
 
-def paint(states: Plane, width: int, height: int, *, borders: Sequence[int] = ()) -> Plane:
+def evenly(cells: int, pixels: int) -> NDArray[np.int64]:
+    """Return the cell of each pixel where all cells are equally large.
+
+    Raises:
+        ValueError: there are more cells than pixels, so that a bad one could be lost.
+    """
+    if cells > pixels:
+        raise ValueError(f"{cells} cells do not fit {pixels} pixels")
+    return np.arange(pixels) * cells // pixels
+
+
+def paint(
+    states: Plane,
+    x_cell: NDArray[np.int64],
+    y_cell: NDArray[np.int64],
+    *,
+    borders: Sequence[int] = (),
+    phases: Sequence[tuple[int, int, int]] = (),
+) -> Plane:
     """Return palette indexes uint8[height, width] for `states` uint8[rows, columns] of cells.
 
     Cells are only ever enlarged here: whoever made `states` already let the worst state win where
     a pixel covers several cells.
 
     Args:
-        borders: first rows of nodes (indexes into `states`), drawn as a 1 px surface line.
-
-    Raises:
-        ValueError: there are more cells than pixels in a direction.
+        x_cell, y_cell: the column and the row of each pixel, ascending.
+        borders: first rows of groups (indexes into `states`), drawn as a 1 px surface line.
+        phases: row, column and phase (0 data … 4 optimizer) of cells; where cells are at least 24 px wide
+            they are split into five slots of which the phase's is filled.
     """
     rows, columns = states.shape
-    if rows > height or columns > width:
-        raise ValueError(f"{columns} × {rows} cells do not fit {width} × {height} pixels")
-    x_cell = np.arange(width) * columns // width
-    y_cell = np.arange(height) * rows // height
+    width, height = len(x_cell), len(y_cell)
     plane = states[np.ix_(y_cell, x_cell)].astype(np.uint8)
-    x_edges = -(-np.arange(columns + 1) * width // columns)
-    y_edges = -(-np.arange(rows + 1) * height // rows)
+    x_edges = np.searchsorted(x_cell, np.arange(columns + 1))
+    y_edges = np.searchsorted(y_cell, np.arange(rows + 1))
 
     xs, ys = np.arange(width)[None, :], np.arange(height)[:, None]
     plane[(plane == HELD) & ((xs + ys) % HATCH_PX == 0)] = HATCH
     _dots(plane, states, x_edges, y_edges)
     if width >= GLYPH_PX * columns and height >= GLYPH_PX * rows:
         _cells(plane, states, x_edges, y_edges)
+        if width >= SLOTS_PX * columns:
+            _slots(plane, states, x_edges, y_edges, phases)
     for row in borders:
         if 0 < row < rows:
             plane[y_edges[row]] = OUTSIDE
@@ -132,3 +150,24 @@ def _cells(plane: Plane, states: Plane, x_edges: NDArray[np.int64], y_edges: NDA
         left = (x_edges[cells[:, 1]] + x_edges[cells[:, 1] + 1] - 1) // 2 - 3
         ink = TEXT if state == SPREAD else GLYPH
         plane[top[:, None] + bitmap[:, 0], left[:, None] + bitmap[:, 1]] = ink
+
+
+def _slots(
+    plane: Plane,
+    states: Plane,
+    x_edges: NDArray[np.int64],
+    y_edges: NDArray[np.int64],
+    phases: Sequence[tuple[int, int, int]],
+) -> None:
+    """Fill only the slot of the phase in which a cell went bad; its glyph stands there, if it fits."""
+    for row, column, phase in phases:
+        left, right = int(x_edges[column]), int(x_edges[column + 1]) - 1
+        top, bottom = int(y_edges[row]), int(y_edges[row + 1]) - 1
+        state = int(states[row, column])
+        slot = [left + (right - left) * n // 5 for n in (phase, phase + 1)]
+        plane[top:bottom, left:right] = HEALTHY
+        plane[top:bottom, slot[0] : slot[1]] = state
+        glyph = _GLYPHS.get(state)
+        if glyph is not None and slot[1] - slot[0] >= 9:
+            at = (top + bottom) // 2 - 3, (slot[0] + slot[1]) // 2 - 3
+            plane[glyph[:, 0] + at[0], glyph[:, 1] + at[1]] = TEXT if state == SPREAD else GLYPH

@@ -144,6 +144,8 @@ class BadGroup:
     view: str
     skipped: bool
     received_at: datetime
+    lanes: tuple[int, ...] = ()  # ranks, where the lanes are ranks
+    cells: int = 1
 
 
 _GROUPS = """
@@ -165,7 +167,12 @@ def bad_cells(run: Run, attempt: int, limit: int = 20) -> list[BadGroup]:
         names = sorted(lane for lane in lanes if not lane.lstrip("-").isdecimal())
         text = ", ".join([*([fold_ranks(numbers)] if numbers else []), *names]) or "not known"
         phase_name = Phase(phase).name.lower()
-        groups.append(BadGroup(step, phase_name, stream, text, source, value, view, skipped, received_at))
+        ranks = tuple(numbers) if stream == "rank" else ()
+        groups.append(
+            BadGroup(
+                step, phase_name, stream, text, source, value, view, skipped, received_at, ranks, len(lanes)
+            )
+        )
     return groups
 
 

@@ -1,4 +1,4 @@
-"""A stack of rows on one step axis as one Plotly figure, laid out in pixels on the server.
+"""A stack of rows on one axis of steps, or of time, as one Plotly figure, laid out in pixels on the server.
 
 One figure and one x axis, so that a zoom is one relayout and the spike line crosses every row.
 Colours are left as `var(--token)`; the page's script puts in the tokens of the theme at draw time.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from runs import formatting
+from runs.grid_clock import Clock
 from runs.queries import Point
 
 AXIS_PX = 18  # tick labels under the last row: the figure's bottom margin
@@ -39,10 +40,15 @@ class Row:
 class Stack:
     """Rows from top to bottom, with the traces, shapes and annotations that belong to them."""
 
-    def __init__(self, rows: Sequence[Row], *, step_first: int, step_last: int, key: str) -> None:
-        """Lay out `rows`; the x axis runs from half a step before to half a step after."""
+    def __init__(
+        self, rows: Sequence[Row], *, step_first: int, step_last: int, key: str, clock: Clock | None = None
+    ) -> None:
+        """Lay out `rows`; the x axis runs from half a step before to half a step after, or over a clock."""
         self.rows = {row.name: row for row in rows}
-        self.step_first, self.step_last = step_first, step_last
+        self.step_first, self.step_last, self.clock = step_first, step_last, clock
+        self.range = [step_first - 0.5, step_last + 0.5]
+        if clock is not None:
+            self.range = [float(clock.times[0]), float(clock.times[-1])]
         self.traces: list[JSON] = []
         self.shapes: list[JSON] = []
         self.annotations: list[JSON] = []
@@ -56,6 +62,10 @@ class Stack:
         self.height = top + AXIS_PX
         self._plot_px = top
         self._last = rows[-1]
+
+    def x(self, step: float) -> float:
+        """Return where a step lies on the x axis."""
+        return step if self.clock is None else self.clock.at(step)
 
     def domain(self, row: Row) -> list[float]:
         """Return the row's share of the plot, from its bottom."""
@@ -80,14 +90,14 @@ class Stack:
 
         Plotly's `x0` is the centre of the first pixel, not its edge.
         """
-        dx = (self.step_last - self.step_first + 1) / width
+        dx = (self.range[1] - self.range[0]) / width
         dy = (y_last - y_first + 1) / height
         self.traces.append(
             {
                 "type": "image",
                 "source": "",
-                "meta": {"tile": url},
-                "x0": self.step_first - 0.5 + dx / 2,
+                "meta": {"tile": url, "size": [width, height]},
+                "x0": self.range[0] + dx / 2,
                 "dx": dx,
                 "y0": y_first - 0.5 + dy / 2,
                 "dy": dy,
@@ -104,7 +114,7 @@ class Stack:
             {
                 "type": "scatter",
                 "mode": "lines" if sum(v is not None for v in finite) > 1 else "markers",
-                "x": [point["step"] for point in points],
+                "x": [self.x(point["step"]) for point in points],
                 "y": finite,
                 "yaxis": row.y,
                 "line": {"color": "var(--curve)", "width": 1.4, "simplify": False},
@@ -122,7 +132,7 @@ class Stack:
                 {
                     "type": "scatter",
                     "mode": "markers+text",
-                    "x": [step for step, _, _ in marks],
+                    "x": [self.x(step) for step, _, _ in marks],
                     "y": [NAN_AT] * len(marks),
                     "yaxis": self.overlay(row),
                     "marker": {"symbol": "triangle-up", "size": 9, "color": "var(--bad)"},
@@ -145,7 +155,7 @@ class Stack:
         shared = {
             "type": "scatter",
             "mode": "lines",
-            "x": list(steps),
+            "x": [self.x(step) for step in steps],
             "yaxis": row.y,
             "line": edge,
             "hoverinfo": "skip",
@@ -159,7 +169,7 @@ class Stack:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "x": list(steps),
+                "x": [self.x(step) for step in steps],
                 "y": list(middle),
                 "yaxis": row.y,
                 "line": {"color": "var(--line2)", "width": 1, "dash": "3px,3px"},
@@ -175,8 +185,8 @@ class Stack:
                     "type": "line",
                     "xref": "x",
                     "yref": "paper",
-                    "x0": step,
-                    "x1": step,
+                    "x0": self.x(step),
+                    "x1": self.x(step),
                     "y0": 0,
                     "y1": 1,
                     "opacity": 0.5,
@@ -194,7 +204,7 @@ class Stack:
                     "yref": row.y,
                     "xsizemode": "pixel",
                     "ysizemode": "pixel",
-                    "xanchor": step,
+                    "xanchor": self.x(step),
                     "yanchor": y,
                     "x0": -radius_px,
                     "x1": radius_px,
@@ -217,7 +227,7 @@ class Stack:
                     "xref": "x",
                     "yref": row.y,
                     "xsizemode": "pixel",
-                    "xanchor": step,
+                    "xanchor": self.x(step),
                     "x0": x0,
                     "x1": x1,
                     "y0": y0,
@@ -232,7 +242,7 @@ class Stack:
             {
                 "xref": "x",
                 "yref": row.y,
-                "x": step,
+                "x": self.x(step),
                 "y": y,
                 "text": text,
                 "showarrow": False,
@@ -250,18 +260,23 @@ class Stack:
 
         A mark's words end at its step, and start after it near the left edge.
         """
-        per_step = width_px / (self.step_last - self.step_first + 1)
+        per_unit = width_px / (self.range[1] - self.range[0])
         placed: list[tuple[int, list[str], bool]] = []
         for step, words, strong in sorted(marks):
             if not self.step_first <= step <= self.step_last:
                 continue
-            if placed and not strong and not placed[-1][2] and (step - placed[-1][0]) * per_step < MERGE_PX:
+            if (
+                placed
+                and not strong
+                and not placed[-1][2]
+                and (self.x(step) - self.x(placed[-1][0])) * per_unit < MERGE_PX
+            ):
                 placed[-1][1].append(words)
             else:
                 placed.append((step, [words], strong))
         taken = -1.0
         for step, words_of, strong in placed:
-            x_px = (step - self.step_first + 0.5) * per_step
+            x_px = (self.x(step) - self.range[0]) * per_unit
             text = words_of[0] if len(words_of) == 1 else f"{words_of[0]} and {len(words_of) - 1} more"
             long = len(text) * 6.2 + 10
             left = not strong and x_px - long > max(taken, 0.0)
@@ -272,8 +287,8 @@ class Stack:
                     "type": "line",
                     "xref": "x",
                     "yref": row.y,
-                    "x0": step,
-                    "x1": step,
+                    "x0": self.x(step),
+                    "x1": self.x(step),
                     "y0": 0,
                     "y1": 1,
                     "line": {"color": "var(--text)" if strong else "var(--line2)", "width": 1},
@@ -286,7 +301,7 @@ class Stack:
                     {
                         "xref": "x",
                         "yref": row.y,
-                        "x": step,
+                        "x": self.x(step),
                         "y": 0.5,
                         "text": f"<b>{text}</b>" if strong else text,
                         "showarrow": False,
@@ -296,6 +311,13 @@ class Stack:
                     }
                 )
                 taken = x_px + (long if right_side else 4)
+
+    def ticks(self) -> JSON:
+        """Return what marks the x axis: round steps, or round times of day in UTC."""
+        if self.clock is None:
+            return {"tickformat": ",d", "nticks": 8}
+        values, texts = self.clock.ticks()
+        return {"tickmode": "array", "tickvals": values, "ticktext": texts}
 
     def figure(self) -> JSON:
         """Return `data` and `layout` for Plotly, with the rows' places in `layout.meta`."""
@@ -324,9 +346,8 @@ class Stack:
             "annotations": self.annotations,
             "xaxis": {
                 "anchor": self._last.y,
-                "range": [self.step_first - 0.5, self.step_last + 0.5],
-                "tickformat": ",d",
-                "nticks": 8,
+                "range": self.range,
+                **self.ticks(),
                 "ticks": "outside",
                 "ticklen": 3,
                 "tickcolor": "var(--line2)",
@@ -343,6 +364,7 @@ class Stack:
             "meta": {
                 "rows": {row.name: [row.top, row.height] for row in self.rows.values()},
                 "steps": [self.step_first, self.step_last],
+                "clock": None if self.clock is None else self.clock.document(),
             },
         }
         for row in self.rows.values():

@@ -17,9 +17,8 @@ from django.db.models import Max
 from andon.detect.finding import Finding as Said
 from andon.detect.nonfinite import row_health, seen_in_event, seen_in_frame
 from andon.detect.skips import StepSeen
-from andon.wire import Event as WireEvent
 from andon.wire import decode_frame
-from runs import bell, judging
+from runs import bell, compaction, judging
 from runs.ingest_frames import with_masks
 from runs.judging import Judged
 from runs.locks import try_watch
@@ -28,6 +27,7 @@ from runs.models import Attempt, Event, Finding, Frame, Pending, Run
 from runs.policies import policy_for
 from runs.signals import findings_stored
 from runs.telling import mark_not_watched, mark_watched
+from runs.wire_rows import as_posted
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +67,13 @@ def _round(run_id: int) -> int:
         pending = list(Pending.objects.filter(run_id=run_id).order_by("pk")[:BATCH])
         if not pending:
             return 0
+        events, frames = _events(run_id, pending), _frames(run_id, pending)
+        compaction.leave(run_id, pending, events, frames)
         failure: Exception | None = None
         try:
             # A savepoint: what a failing detector half wrote must go, the pending rows with it must not.
             with transaction.atomic():
-                _watch(run_id, pending)
+                _watch(run_id, pending, events, frames)
         except Exception as error:
             log.exception("run %s: detection failed; the data is kept", run_id)
             failure = error
@@ -92,10 +94,8 @@ class _Round:
         self.judged += [Judged(one, attempt, backfill, occurred_at) for one in said]
 
 
-def _watch(run_id: int, pending: Sequence[Pending]) -> None:
+def _watch(run_id: int, pending: Sequence[Pending], events: Sequence[Event], frames: Sequence[Frame]) -> None:
     policy = policy_for(run_id)
-    events = _events(run_id, pending)
-    frames = _frames(run_id, pending)
     found = _Round()
     memory = Memory(run_id, policy)
     current = Attempt.objects.filter(run_id=run_id).aggregate(newest=Max("number"))["newest"] or 1
@@ -151,7 +151,7 @@ def _frames(run_id: int, pending: Sequence[Pending]) -> list[Frame]:
 
 
 def _of_event(memory: Memory, event: Event) -> list[Said]:
-    seen = seen_in_event(_as_posted(event))
+    seen = seen_in_event(as_posted(event))
     said: list[Said] = memory.skips(event.attempt).update(seen)
     if event.type != "step" or event.step is None:
         return said
@@ -172,21 +172,6 @@ def _number(event: Event, name: str) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return None if event.flags.get(f"data.{name}") else float(value)
-
-
-def _as_posted(event: Event) -> WireEvent:
-    view: Any = event.view or "reduced"
-    return WireEvent(
-        type=event.type,
-        step=event.step,
-        ranks=None if event.ranks is None else tuple(event.ranks),
-        rank=event.rank,
-        node=event.node or None,
-        attempt=event.attempt,
-        flags=event.flags,
-        data=event.data,
-        view=view,
-    )
 
 
 def _of_frame(memory: Memory, frame: Frame) -> list[Said]:

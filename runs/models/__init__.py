@@ -2,6 +2,7 @@
 
 from runs.models.directives import Directive, DirectiveAck
 from runs.models.findings import DetectorState, Finding, FirstBad
+from runs.models.grid import Grid, GridBlock, GridWaiting
 from runs.models.keys import ServerKey
 from runs.models.people import Membership, Person, Project, Role, Token
 from runs.models.policies import PolicyVersion
@@ -19,6 +20,9 @@ __all__ = [
     "Finding",
     "FirstBad",
     "Frame",
+    "Grid",
+    "GridBlock",
+    "GridWaiting",
     "Membership",
     "Pending",
     "Person",

@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runs import grid, grid_png
+from runs import grid, grid_png, grid_tiles
+
+
+def painted_on(states, width, height):
+    rows, columns = states.shape
+    return grid_png.paint(states, grid_png.evenly(columns, width), grid_png.evenly(rows, height))
 
 
 def decode(body):
@@ -67,7 +72,7 @@ def test_every_cell_has_its_state_somewhere_in_its_pixels(rows, columns, width, 
     states = np.ones((rows, columns), np.uint8)
     row, column = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, columns - 1))
     states[row, column] = grid_png.NONFINITE
-    painted = grid_png.paint(states, width, height)
+    painted = painted_on(states, width, height)
     ys, xs = np.nonzero(painted == grid_png.NONFINITE)
     assert len(ys)
     assert set(ys * rows // height) == {row}
@@ -76,20 +81,31 @@ def test_every_cell_has_its_state_somewhere_in_its_pixels(rows, columns, width, 
 
 def test_large_cells_carry_a_glyph_so_that_the_state_is_not_colour_alone():
     states = np.array([[grid_png.NONFINITE, grid_png.SPREAD]], np.uint8)
-    painted = grid_png.paint(states, 40, 20)
+    painted = painted_on(states, 40, 20)
     assert grid_png.GLYPH in painted[:, :20]
     assert grid_png.TEXT in painted[:, 20:]
 
 
+def test_wide_cells_are_split_into_phases_of_which_the_bad_one_is_filled():
+    states = np.array([[1, grid_png.NONFINITE]], np.uint8)
+    cells = [grid_png.evenly(2, 100), grid_png.evenly(1, 20)]
+    painted = grid_png.paint(states, *cells, phases=[(0, 1, 2)])
+    filled = np.flatnonzero((painted[:, 50:] != 1).all(axis=0) & (painted[:, 50:] != 0).any(axis=0))
+    assert filled.min() == 19
+    assert filled.max() == 28
+    narrow = grid_png.paint(states, grid_png.evenly(2, 40), cells[1], phases=[(0, 1, 2)])
+    assert (narrow[:19, 20:39] != 1).all()
+
+
 def test_held_is_hatched_and_missing_dotted():
-    painted = grid_png.paint(np.array([[grid_png.HELD, grid_png.MISSING]], np.uint8), 64, 32)
+    painted = painted_on(np.array([[grid_png.HELD, grid_png.MISSING]], np.uint8), 64, 32)
     assert 0 < (painted[:, :32] == grid_png.HATCH).mean() < 0.2
     assert 0 < (painted[:, 32:] == grid_png.HATCH).mean() < 0.2
 
 
 def test_more_cells_than_pixels_are_refused_because_a_bad_one_could_be_lost():
     with pytest.raises(ValueError, match="do not fit"):
-        grid_png.paint(np.ones((10, 10), np.uint8), 5, 10)
+        painted_on(np.ones((10, 10), np.uint8), 5, 10)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -98,7 +114,7 @@ def test_exact_runs_cover_every_bad_cell_exactly_once(seed):
     plane = np.random.default_rng(seed).choice([0, 1, 1, 1, 2, 4, 9], (12, 17)).astype(np.uint8)
     window = grid.Window(100, 116, 8, 19)
     covered = np.zeros(plane.shape, np.uint8)
-    for step, step_last, rank, rank_last, state in grid.exact_runs(plane, window):
+    for step, step_last, rank, rank_last, state in grid_tiles.exact_runs(plane, window):
         part = covered[rank - 8 : rank_last - 7, step - 100 : step_last - 99]
         assert not part.any()
         part[:] = state
@@ -107,12 +123,12 @@ def test_exact_runs_cover_every_bad_cell_exactly_once(seed):
 
 def test_a_block_of_equal_cells_is_one_run():
     plane = np.full((16_384, 3), grid_png.SPREAD, np.uint8)
-    assert grid.exact_runs(plane, grid.Window(1, 3, 0, 16_383)) == [[1, 3, 0, 16_383, grid_png.SPREAD]]
+    assert grid_tiles.exact_runs(plane, grid.Window(1, 3, 0, 16_383)) == [[1, 3, 0, 16_383, grid_png.SPREAD]]
 
 
 def test_too_many_runs_say_so_instead_of_sending_half():
     plane = np.where(np.indices((200, 200)).sum(axis=0) % 2, grid_png.SPREAD, 1).astype(np.uint8)
-    assert grid.exact_runs(plane, grid.Window(0, 199, 0, 199)) is None
+    assert grid_tiles.exact_runs(plane, grid.Window(0, 199, 0, 199)) is None
 
 
 @pytest.mark.parametrize("text", ["", "x", "5", "9-5", "-1-5", "1-99999999999999999999", "0-64"])

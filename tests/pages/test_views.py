@@ -161,7 +161,7 @@ class TestIncident:
     def test_the_bad_cells_stand_as_text(self, as_bob, incident):
         words = text_of(as_bob.get(f"/incidents/{incident.id}"))
         assert "Bad cells as text" in words
-        assert re.search(rf"{incident.step} backward 13 nonfinite, local", words)
+        assert re.search(rf"{incident.step} backward 13 node-01, GPU 5 nonfinite, local", words)
 
     def test_the_page_has_the_plan_the_gate_and_what_is_signed(self, as_bob, incident):
         words = text_of(as_bob.get(f"/incidents/{incident.id}"))

@@ -1,0 +1,188 @@
+"""The rows of the grid: ranks in the order of a node, a parallel group or their first failure.
+
+A row is always one rank. Rows by node, or by tensor, pipeline or data group, put the ranks of each together
+under its name; "first failure on top" puts the group that failed first above the others.
+"""
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from andon.detect.topology import Topology
+from runs.blocks import MAX_RANKS
+from runs.models import Attempt, Run
+from runs.rows import raw_cursor
+
+WORDS = {"node": "node", "rank": "rank", "tp": "TP group", "pp": "PP group", "dp": "DP group"}
+SORTS = ("rank", "failure")
+
+Node = tuple[str, list[int], list[str]]
+
+_FAILED = """
+SELECT lane::int FROM runs_firstbad
+WHERE run_id = %s AND attempt = %s AND stream = 'rank' AND lane ~ '^[0-9]{1,9}$'
+ORDER BY skipped, step, view <> 'local', phase, lane::int
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a grid.
+
+    Attributes:
+        kind, sort: as asked for in the address.
+        order: int32[rows], the rank of each row; None: row n is rank n.
+        groups: name and first row of each group from the top; empty where every row is its own.
+        count: how many rows there are.
+    """
+
+    kind: str
+    sort: str
+    count: int
+    order: NDArray[np.int32] | None = None
+    groups: list[tuple[str, int]] = field(default_factory=list)
+
+    def rank(self, row: int) -> int:
+        """Return the rank of a row."""
+        return row if self.order is None or not 0 <= row < self.count else int(self.order[row])
+
+    def row(self, rank: int) -> int | None:
+        """Return the row of a rank, None where it has none."""
+        if self.order is None:
+            return rank
+        found = np.flatnonzero(self.order == rank)
+        return int(found[0]) if len(found) else None
+
+    def pieces(self) -> list[list[int]] | None:
+        """Return the order as [first rank, how many] of ascending stretches, None where row n is rank n."""
+        if self.order is None:
+            return None
+        starts = np.flatnonzero(np.diff(self.order, prepend=self.order[:1] - 2) != 1)
+        ends = np.append(starts[1:], self.count)
+        return [
+            [first, many]
+            for first, many in zip(self.order[starts].tolist(), (ends - starts).tolist(), strict=True)
+        ]
+
+
+def nodes(run: Run, attempt: int) -> list[Node]:
+    """Return (node, ranks ascending, GPU uuids) of an attempt by lowest rank; empty when not reported."""
+    row = Attempt.objects.filter(run=run, number=attempt).only("nodes").first()
+    known = []
+    for entry in row.nodes if row is not None else []:
+        held = sorted(rank for rank in expand(entry.get("ranks")) if rank >= 0)
+        if held:
+            uuids = entry.get("gpu_uuids")
+            known.append((str(entry.get("node", "")), held, uuids if isinstance(uuids, list) else []))
+    return sorted(known, key=lambda node: node[1][0])
+
+
+def expand(value: object) -> list[int]:
+    """Return ranks from a list of integers or from ranges such as `0-3,6`; [] for anything else."""
+    if isinstance(value, list):
+        return [rank for rank in value if isinstance(rank, int)]
+    found: list[int] = []
+    for piece in str(value or "").split(","):
+        low, dash, high = piece.strip().partition("-")
+        if low.isdecimal() and (not dash or high.isdecimal()):
+            found.extend(range(int(low), int(high if dash else low) + 1)[:1_000_000])
+    return found
+
+
+def kinds(run: Run, attempt: int) -> list[str]:
+    """Return the ways in which the rows of an attempt can stand: only those its launch told the groups of."""
+    row = Attempt.objects.filter(run=run, number=attempt).values_list("nodes", "groups").first()
+    known = ["rank"]
+    if row is not None and row[0]:
+        known.insert(0, "node")
+    groups = row[1] if row is not None and isinstance(row[1], dict) else {}
+    return known + [kind for kind in ("tp", "pp", "dp") if groups.get(kind)]
+
+
+def rows_of(run: Run, attempt: int, ranks: int, kind: str, sort: str, version: str) -> Rows:
+    """Return the rows of an attempt of `ranks` ranks; what is not known or too large stands by rank.
+
+    Args:
+        version: of the grid; rows are remembered for as long as it stays.
+    """
+    kind = kind if kind in WORDS else ""
+    sort = sort if sort in SORTS else "rank"
+    return _rows(run.pk, attempt, ranks, kind, sort, version)
+
+
+@lru_cache(maxsize=64)
+def _rows(run_id: int, attempt: int, ranks: int, kind: str, sort: str, version: str) -> Rows:
+    run = Run.objects.only("pk").get(pk=run_id)
+    groups = _groups(run, attempt, kind)
+    if kind == "" and groups is None:
+        kind = "rank"
+    if ranks > MAX_RANKS:
+        return Rows(kind or "node", sort, ranks)
+    named = _all_named(groups or [], ranks) if groups is not None else None
+    if named is None:
+        order = _failed_first(run_id, attempt, ranks) if sort == "failure" else None
+        return Rows("rank", sort, ranks, order)
+    if sort == "failure":
+        place = np.full(ranks, ranks, np.int64)
+        failed = _failed(run_id, attempt, ranks)
+        place[failed] = np.arange(len(failed))
+        named.sort(key=lambda group: int(place[group[1]].min()))
+    starts, at = [], 0
+    for name, members in named:
+        starts.append((name, at))
+        at += len(members)
+    order = np.concatenate([members for _, members in named]).astype(np.int32)
+    plain = bool((order == np.arange(ranks)).all())
+    return Rows(kind or "node", sort, ranks, None if plain else order, starts)
+
+
+_Groups = list[tuple[str, list[int]]]
+
+
+def _groups(run: Run, attempt: int, kind: str) -> _Groups | None:
+    """Return names and ranks, None where the rows stand by rank."""
+    if kind in ("", "node"):
+        known = nodes(run, attempt)
+        return [(name, held) for name, held, _ in known] if known else None
+    if kind == "rank":
+        return None
+    row = Attempt.objects.filter(run=run, number=attempt).only("groups").first()
+    try:
+        found = Topology.from_groups({kind: row.groups[kind]}).groups[kind] if row is not None else []
+    except (ValueError, KeyError, TypeError):
+        return None
+    return [(f"{kind.upper()} {index}", ranks) for index, ranks in enumerate(found)] or None
+
+
+def _all_named(groups: _Groups, ranks: int) -> list[tuple[str, NDArray[np.int64]]]:
+    """Return every rank once: in the first group that names it, those of none at the end."""
+    free = np.ones(ranks, np.bool_)
+    named = []
+    for name, members in groups:
+        inside = np.array([rank for rank in members if 0 <= rank < ranks], np.int64)
+        inside = np.unique(inside[free[inside]])
+        if len(inside):
+            free[inside] = False
+            named.append((name, inside))
+    if free.any():
+        named.append(("no group", np.flatnonzero(free)))
+    return named
+
+
+def _failed(run_id: int, attempt: int, ranks: int) -> NDArray[np.int64]:
+    """Return the ranks that were ever bad, the first of them first."""
+    with raw_cursor() as cursor:
+        cursor.execute(_FAILED, (run_id, attempt))
+        found = np.array([row[0] for row in cursor.fetchall()], np.int64)
+    found = found[found < ranks]
+    _, first = np.unique(found, return_index=True)
+    return found[np.sort(first)]
+
+
+def _failed_first(run_id: int, attempt: int, ranks: int) -> NDArray[np.int32]:
+    failed = _failed(run_id, attempt, ranks)
+    rest = np.ones(ranks, np.bool_)
+    rest[failed] = False
+    return np.concatenate([failed, np.flatnonzero(rest)]).astype(np.int32)
