@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from incidents import changed, duties, first_hour, neighbours
+from incidents import board_part, changed, duties, first_hour, neighbours
 from incidents.incident_page import IncidentPage
 from runs.models import Person
 
@@ -45,4 +45,7 @@ WITH_PAGE: dict[str, Callable[[IncidentPage, Person], Context]] = {
     "similar": _similar,
 }
 # Asked for once the page is there: what is slow, or is looked at by few.
-AFTER_PAGE: dict[str, Callable[[IncidentPage, Person], Context]] = {"neighbours": _neighbours}
+AFTER_PAGE: dict[str, Callable[[IncidentPage, Person], Context]] = {
+    "neighbours": _neighbours,
+    "board": board_part.context,
+}
