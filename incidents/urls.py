@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from incidents import decisions, first_hour_views, grid_views, system, views
+from incidents import decisions, diagnosis_views, first_hour_views, grid_views, system, views
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
@@ -20,6 +20,12 @@ urlpatterns = [
     path("incidents/<int:incident_id>/waive", decisions.waive, name="waive"),
     path("incidents/<int:incident_id>/notes", decisions.note, name="note"),
     path("incidents/<int:incident_id>/resolve", decisions.resolve, name="resolve"),
+    path("incidents/<int:incident_id>/diagnosis/take", diagnosis_views.take, name="take_family"),
+    path("incidents/<int:incident_id>/diagnosis/release", diagnosis_views.release, name="release_family"),
+    path("incidents/<int:incident_id>/diagnosis/start", diagnosis_views.start, name="start_probe"),
+    path("incidents/<int:incident_id>/diagnosis/stop", diagnosis_views.stop, name="stop_probe"),
+    path("incidents/<int:incident_id>/diagnosis/result", diagnosis_views.result, name="probe_result"),
+    path("incidents/<int:incident_id>/diagnosis/cause", diagnosis_views.cause, name="close_cause"),
     path("incidents/<int:incident_id>/approve", decisions.approve, name="approve"),
     path("incidents/<int:incident_id>/reject", decisions.reject, name="reject"),
     path("incidents/<int:incident_id>/duties", first_hour_views.give_duty, name="give_duty"),
