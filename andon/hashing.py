@@ -22,7 +22,8 @@ class PartHasher:
     def __init__(self, part_bytes: int) -> None:
         self.part_bytes = part_bytes
         self.bytes_total = 0
-        self._whole = hashlib.sha256()
+        # Until the first part is full it is the whole: most objects have no more, and are hashed once.
+        self._whole: hashlib._Hash | None = None
         self._part = hashlib.sha256()
         self._in_part = 0
         self._parts: list[str] = []
@@ -30,17 +31,20 @@ class PartHasher:
     def update(self, data: bytes) -> None:
         """Take the next bytes."""
         view = memoryview(data)
-        self._whole.update(view)
         self.bytes_total += len(view)
         while view:
             take = view[: self.part_bytes - self._in_part]
             self._part.update(take)
+            if self._whole is not None:
+                self._whole.update(take)
             self._in_part += len(take)
             view = view[len(take) :]
             if self._in_part == self.part_bytes:
                 self._end_part()
 
     def _end_part(self) -> None:
+        if self._whole is None:
+            self._whole = self._part.copy()
         self._parts.append(self._part.hexdigest())
         self._part = hashlib.sha256()
         self._in_part = 0
@@ -48,7 +52,7 @@ class PartHasher:
     @property
     def sha256(self) -> str:
         """Return the digest of everything fed so far, lower-case hex."""
-        return self._whole.hexdigest()
+        return (self._whole or self._part).hexdigest()
 
     @property
     def parts(self) -> tuple[str, ...]:
