@@ -35,9 +35,9 @@ from benchmarks.load import fire
 from benchmarks.serving import granian, worker
 
 STEPS = int(os.environ.get("ANDON_BENCH_STEPS", "100000"))
-RAW_STEPS = 1_000  # around each of the two planted cells
+RAW_STEPS = min(1_000, STEPS // 50)  # around each of the two planted cells
 PLANTED, PLANTED_RANK = STEPS // 8 + 345, 9_217  # skipped: shown, and no incident's origin
-DEAD_STEPS = 720
+DEAD_STEPS = min(720, STEPS // 50)  # an hour at 5 s a step
 AT_ONCE = 20
 ASKED = 200
 TILE_TIMES = 5

@@ -145,6 +145,7 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
                 height=LAYERS_PX,
                 theme=theme,
                 version=extent.version,
+                rows=view.rows,
                 by_time=stack.clock is not None,
             ),
             width=width,

@@ -2,7 +2,7 @@
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_GET, require_safe
 
 from incidents import cells, figures, queries
 from incidents.models import Incident
@@ -75,12 +75,17 @@ def incident_layers(request: HttpRequest, incident_id: int) -> HttpResponse:
     return _png(request, grid_png.encode(plane, theme_of(request)), view.extent.version)
 
 
-@require_GET
+@require_safe
 @login_required
 def incident_figure(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Answer the Plotly figure of the window asked for."""
+    """Answer the Plotly figure of the window asked for; a HEAD only tells whether it changed."""
     found = _incident_or_404(request, incident_id)
     view, _ = view_of(request, found)
+    etag = f'"{view.extent.version}-{found.first_bad.get("digest") or found.first_bad.get("step")}"'
+    if request.headers.get("If-None-Match") == etag:
+        return HttpResponse(status=304, headers={"ETag": etag})
+    if request.method == "HEAD":
+        return HttpResponse(headers={"ETag": etag})
     figure = figures.incident_figure(
         found,
         view,
@@ -88,7 +93,7 @@ def incident_figure(request: HttpRequest, incident_id: int) -> HttpResponse:
         width=plot_width(request.GET.get("width", "")),
         theme=theme_of(request),
     )
-    return JsonResponse(figure)
+    return JsonResponse(figure, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 
 
 @require_GET

@@ -16,6 +16,7 @@ from runs.uncompacted import Uncompacted, uncompacted
 BEFORE_STEPS, AFTER_STEPS = 128, 11  # the window an incident opens on, around the first bad step
 NEWEST_STEPS = 140
 MAX_STEP = 2**63 - 1
+MAX_REORDERED_CELLS = 10_000_000
 
 WORDS = {
     grid_png.NONFINITE: "nonfinite",
@@ -131,12 +132,20 @@ class View:
     extent: Extent
     by_time: bool = False
 
+    def steps(self, width: int) -> Bins:
+        """Return the bins of steps of a tile of `width` pixels."""
+        steps = Bins.over(self.window.step_first, self.window.step_last, width)
+        if self.rows.order is not None:
+            # Every rank is read and put in its row, so very many ranks get fewer and wider columns.
+            while steps.shift and steps.count * self.window.rows > MAX_REORDERED_CELLS:
+                steps = replace(steps, shift=steps.shift + 1)
+        return steps
+
     def clock(self, width: int) -> Clock | None:
         """Return the columns of time of a tile of `width` pixels; None by step, and without known times."""
         if not self.by_time:
             return None
-        steps = Bins.over(self.window.step_first, self.window.step_last, width)
-        return clock(self.run.pk, self.attempt, steps, self.extent.waiting)
+        return clock(self.run.pk, self.attempt, self.steps(width), self.extent.waiting)
 
     def over(self, window: Window) -> "View":
         """Return the same look at another window."""

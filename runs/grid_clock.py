@@ -20,8 +20,33 @@ from runs.uncompacted import Uncompacted
 
 PAUSE_S = 60.0  # a step that took longer than this and than 20 usual ones began with a pause
 PAUSE_STEPS = 20
-TICKS = 7
-_NICE_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1_800, 3_600, 7_200, 10_800, 21_600, 43_200, 86_400)
+TICKS, MAX_TICKS = 7, 40
+_NICE_S = (
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    15,
+    30,
+    60,
+    120,
+    300,
+    600,
+    900,
+    1_800,
+    3_600,
+    7_200,
+    10_800,
+    21_600,
+    43_200,
+    86_400,
+)
 
 _COLUMNS = """
 SELECT number, columns FROM runs_gridblock
@@ -37,11 +62,14 @@ class Clock:
         edges: int64[n + 1], the first step of each column, and the one after the last.
         times: float64[n + 1], when each column began and the last one ended, in seconds since 1970.
         column: int64[n], the bin of steps that a column shows; −2: a held pause, −1: another, of no post.
+        begin, end: of the window, in seconds since 1970; the first and last column may reach beyond it.
     """
 
     edges: NDArray[np.int64]
     times: NDArray[np.float64]
     column: NDArray[np.int64]
+    begin: float
+    end: float
 
     def at(self, step: float) -> float:
         """Return the middle of a step, in seconds since 1970."""
@@ -66,8 +94,7 @@ class Clock:
 
     def of_pixels(self, plane: Plane, width: int) -> Plane:
         """Return uint8[rows, width] of what `drawn` gives: the worst under each pixel."""
-        begin, end = float(self.times[0]), float(self.times[-1])
-        marks = begin + (end - begin) * np.arange(width + 1) / width
+        marks = self.begin + (self.end - self.begin) * np.arange(width + 1) / width
         low = np.searchsorted(self.times, marks[:-1], side="right") - 1
         high = np.searchsorted(self.times, marks[1:], side="left")
         last = plane.shape[1]
@@ -77,18 +104,20 @@ class Clock:
         worst: Plane = np.maximum.reduceat(padded, pairs, axis=1)[:, ::2]
         return worst
 
-    def document(self) -> dict[str, list[float]]:
+    def document(self) -> dict[str, object]:
         """Return the edges as JSON-ready data."""
-        return {"s": self.edges.tolist(), "t": np.round(self.times, 3).tolist()}
+        times = np.round(self.times, 3).tolist()
+        return {"s": self.edges.tolist(), "t": times, "begin": self.begin, "end": self.end}
 
     def ticks(self) -> tuple[list[float], list[str]]:
         """Return where the axis is marked, and the times in UTC."""
-        begin, end = float(self.times[0]), float(self.times[-1])
-        every = next((s for s in _NICE_S if (end - begin) / s <= TICKS), _NICE_S[-1])
-        first = int(-(-begin // every) * every)
-        values = [float(at) for at in range(first, int(end) + 1, every)][: 4 * TICKS]
-        form = "%H:%M:%S" if every < 60 else "%H:%M" if every < _NICE_S[-1] else "%d %b"
-        return values, [datetime.fromtimestamp(at, UTC).strftime(form) for at in values]
+        every = next((s for s in _NICE_S if (self.end - self.begin) / s <= TICKS), _NICE_S[-1])
+        first, last = int(-(-self.begin // every)), int(self.end // every)
+        values = [round(n * every, 3) for n in range(first, last + 1)]
+        form = "%H:%M:%S.%f" if every < 1 else "%H:%M:%S" if every < 60 else "%H:%M"
+        form = "%d %b" if every == _NICE_S[-1] else form
+        texts = [datetime.fromtimestamp(at, UTC).strftime(form) for at in values[:MAX_TICKS]]
+        return values[:MAX_TICKS], [text[:-4] if every < 1 else text for text in texts]
 
 
 def clock(run_id: int, attempt: int, steps: Bins, waiting: Uncompacted) -> Clock | None:
@@ -116,7 +145,10 @@ def clock(run_id: int, attempt: int, steps: Bins, waiting: Uncompacted) -> Clock
         edges.append((first + index + 1) << steps.shift)
         at.append(max(ended, at[-1] + 1e-6))
         column.append(index)
-    return Clock(np.array(edges), np.array(at), np.array(column))
+    window = np.interp([steps.first, steps.last + 1], edges, at).tolist()
+    if steps.first == edges[0]:
+        window[0] = at[0]  # a pause before the first step is in view
+    return Clock(np.array(edges), np.array(at), np.array(column), *window)
 
 
 def _reported(run_id: int, attempt: int, steps: Bins, waiting: Uncompacted) -> NDArray[np.int64]:

@@ -30,6 +30,7 @@ PALETTES = {"light": bytes.fromhex(_LIGHT), "dark": bytes.fromhex(_DARK)}
 GLYPH_PX = 10  # cells at least this large get a gap and a glyph: the state must not be colour alone
 SLOTS_PX = 24  # cells at least so wide are split into the five phases of a step
 HATCH_PX = 8  # distance of the diagonals of held
+LANE_HATCH_PX = 3  # ... in a lane so low that diagonals would look like marks
 
 # Glyphs as 7 × 7 bitmaps, one string per row.
 _BITMAPS = {
@@ -112,7 +113,7 @@ def paint(
     y_edges = np.searchsorted(y_cell, np.arange(rows + 1))
 
     xs, ys = np.arange(width)[None, :], np.arange(height)[:, None]
-    plane[(plane == HELD) & ((xs + ys) % HATCH_PX == 0)] = HATCH
+    plane[(plane == HELD) & ((xs + ys) % (HATCH_PX if height >= HATCH_PX else LANE_HATCH_PX) == 0)] = HATCH
     _dots(plane, states, x_edges, y_edges)
     if width >= GLYPH_PX * columns and height >= GLYPH_PX * rows:
         _cells(plane, states, x_edges, y_edges)
@@ -161,8 +162,9 @@ def _slots(
 ) -> None:
     """Fill only the slot of the phase in which a cell went bad; its glyph stands there, if it fits."""
     for row, column, phase in phases:
-        left, right = int(x_edges[column]), int(x_edges[column + 1]) - 1
-        top, bottom = int(y_edges[row]), int(y_edges[row + 1]) - 1
+        # The gap belongs to the cell on its left and above; there is none at the tile's edge.
+        left, right = int(x_edges[column]), int(x_edges[column + 1]) - (column + 1 < states.shape[1])
+        top, bottom = int(y_edges[row]), int(y_edges[row + 1]) - (row + 1 < states.shape[0])
         state = int(states[row, column])
         slot = [left + (right - left) * n // 5 for n in (phase, phase + 1)]
         plane[top:bottom, left:right] = HEALTHY

@@ -48,8 +48,7 @@ def tile(view: View, *, width: int, height: int, theme: str) -> bytes:
     """
     width, height = max(1, min(width, MAX_TILE_PX)), max(1, min(height, MAX_TILE_PX))
     window = view.window
-    steps = Bins.over(window.step_first, window.step_last, width)
-    rows = Bins.over(window.row_first, window.row_last, height)
+    steps, rows = view.steps(width), Bins.over(window.row_first, window.row_last, height)
     plane = states(view, steps, rows)
     y_cell = rows.of_pixels(height)
     clock = view.clock(width)

@@ -48,7 +48,7 @@ class Stack:
         self.step_first, self.step_last, self.clock = step_first, step_last, clock
         self.range = [step_first - 0.5, step_last + 0.5]
         if clock is not None:
-            self.range = [float(clock.times[0]), float(clock.times[-1])]
+            self.range = [clock.begin, clock.end]
         self.traces: list[JSON] = []
         self.shapes: list[JSON] = []
         self.annotations: list[JSON] = []

@@ -52,7 +52,7 @@ window.andonCells = function (stack) {
 
   function stateOf(step, rank) {
     if (!exact) return "";
-    if (!exact.runs) return exact.says;
+    if (!exact.runs) return firstBad && step === firstBad.step && rank === firstBad.rank ? "nonfinite" : exact.says;
     const row = rowOf(rank);
     const hit = exact.runs.find((r) => step >= r[0] && step <= r[1] && row >= r[2] && row <= r[3]);
     if (hit) return exact.words[hit[4]];
@@ -83,18 +83,9 @@ window.andonCells = function (stack) {
     asking = setTimeout(() => {
       fetch(box.dataset.cell + "?step=" + step + "&rank=" + rank, { credentials: "same-origin" })
         .then((answer) => answer.json())
-        .then((values) => { if (read.contains(strong)) { read.append("; " + values.says); if (pinned) links(values); } })
+        .then((values) => { if (read.contains(strong)) { read.append("; " + values.says); } })
         .catch(() => {});
     }, 150);
-  }
-
-  // A pinned cell also links to itself and shows the ranks' own log lines.
-  function links(values) {
-    for (const [words, href] of values.links || []) {
-      const link = document.createElement("a");
-      link.href = href; link.textContent = words;
-      read.append(" ", link);
-    }
   }
 
   function cross(step, rank) {

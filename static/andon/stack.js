@@ -69,7 +69,7 @@
       const number = ++state.asked;
       let lost = false;
       return fetch(address(), { credentials: "same-origin", headers: { Accept: "application/json" } })
-        .then((answer) => { if (!answer.ok) throw new Error(String(answer.status)); return answer.json(); })
+        .then((answer) => { if (!answer.ok) throw new Error(String(answer.status)); state.etag = answer.headers.get("ETag"); return answer.json(); })
         .then((figure) => Promise.all(figure.data.map((trace) => trace.meta && trace.meta.tile
           ? dataUri(trace.meta.tile).then((uri) => { trace.source = uri; }, () => { lost = true; trace.source = hatch(); shrink(trace); }) : null)).then(() => figure))
         .then((figure) => {
@@ -152,7 +152,7 @@
     function stepAt(share) {
       const meta = state.meta, [a, b] = meta.steps, clock = meta.clock;
       if (!clock) return a + Math.min(b - a, Math.floor(share * (b - a + 1)));
-      const at = clock.t[0] + share * (clock.t[clock.t.length - 1] - clock.t[0]);
+      const at = clock.begin + share * (clock.end - clock.begin);
       let n = 0;
       while (n < clock.t.length - 2 && clock.t[n + 1] <= at) n++;
       const within = (at - clock.t[n]) / (clock.t[n + 1] - clock.t[n] || 1);
@@ -169,7 +169,7 @@
     function placeOf(step) {
       const meta = state.meta, [a, b] = meta.steps, clock = meta.clock;
       if (!clock) return [(step - a) / (b - a + 1), (step + 1 - a) / (b - a + 1)];
-      const begin = clock.t[0], wide = clock.t[clock.t.length - 1] - begin;
+      const begin = clock.begin, wide = clock.end - begin;
       return [(timeOf(step) - begin) / wide, (timeOf(step + 1) - begin) / wide];
     }
 
@@ -209,8 +209,7 @@
           }
           if (x0 === undefined) wanted.steps = state.steps || meta.steps.join("-");
           else if (meta.clock) {
-            const begin = meta.clock.t[0], wide = meta.clock.t[meta.clock.t.length - 1] - begin;
-            const share = (x) => Math.max(0, Math.min(0.999999, (x - begin) / wide));
+            const { begin, end } = meta.clock, share = (x) => Math.max(0, Math.min(0.999999, (x - begin) / (end - begin)));
             wanted.steps = stepAt(share(Math.min(x0, x1))) + "-" + stepAt(share(Math.max(x0, x1)));
           } else wanted.steps = between(Math.min(x0, x1) + 0.5, Math.max(x0, x1) - 0.5);
           view(wanted);
@@ -262,6 +261,17 @@
         view({ steps: between(a, b) });
       });
     }
+
+    // The right edge: asked every 5 s while the page is seen, drawn again only when a cell changed.
+    let pressed = false;
+    document.addEventListener("pointerdown", () => { pressed = true; });
+    document.addEventListener("pointerup", () => { pressed = false; });
+    if ("follow" in box.dataset) setInterval(() => {
+      if (!state.etag || document.hidden || pressed) return;
+      fetch(address(), { method: "HEAD", credentials: "same-origin", headers: { "If-None-Match": state.etag } })
+        .then((answer) => { if (answer.status === 200 && !pressed) draw(); })
+        .catch(() => {});
+    }, 5000);
 
     draw();
     let wide = plot.clientWidth, resized = 0;

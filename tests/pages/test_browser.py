@@ -26,6 +26,8 @@ TOO_WIDE = """Array.from(document.querySelectorAll('body *'))
     .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
     .map(e => e.tagName + ' ' + e.textContent.trim().slice(0, 40)).slice(-5)"""
 
+META = "document.querySelector('.plot').layout.meta"
+
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="not run: needs chromium (apt-packages.txt)"),
@@ -270,3 +272,98 @@ def test_a_phone_may_acknowledge_and_then_reach_request_and_approve(open_page, i
     page.wait_for_load_state("networkidle")
     assert "acknowledged by bob" in page.inner_text(".meta")
     assert "Request resume" in page.inner_text(".answers .btns")
+
+
+def _cell(page, step, row):
+    """Return where a cell of the grid lies on the page."""
+    box = page.locator(".cells").bounding_box()
+    steps, rows = page.evaluate(f"{META}.steps"), page.evaluate(f"{META}.ranks")
+    x = box["x"] + (step - steps[0] + 0.5) / (steps[1] - steps[0] + 1) * box["width"]
+    return x, box["y"] + (row - rows[0] + 0.5) / (rows[1] - rows[0] + 1) * box["height"]
+
+
+def test_hover_names_the_rank_whatever_stands_in_its_row(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    page.click("text=First failure on top")
+    until(page, f"{META}.order.sort === 'failure'")
+    # node-01 failed first, so its ranks 8 to 15 stand above those of node-00.
+    x, y = _cell(page, incident.step, 5)
+    page.mouse.move(x - 30, y + 30)
+    page.mouse.move(x, y)
+    until(
+        page, "document.querySelector('#read').textContent.includes('rank 13 on node-01, GPU 5: nonfinite')"
+    )
+    assert "sort=failure" in page.url
+    rings = page.evaluate(
+        "document.querySelector('.plot').layout.shapes.filter(s => s.type === 'circle' && s.yref === 'y2')"
+        ".map(s => [s.xanchor, s.yanchor])"
+    )
+    assert {tuple(ring) for ring in rings} == {(incident.step, 5)}
+    page.focus(".cells")
+    page.keyboard.press("s")
+    until(page, f"{META}.order.sort === 'rank'")
+    page.select_option("#rows", "rank")
+    until(page, f"{META}.order.rows === 'rank'")
+    assert "rows=rank" in page.url
+
+
+def test_a_dragged_box_zooms_and_the_overview_pans(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    before = page.evaluate(f"{META}.steps")
+    (x0, y0), (x1, y1) = _cell(page, incident.step - 60, 4), _cell(page, incident.step - 20, 11)
+    page.mouse.move(x0, y0)
+    page.mouse.down()
+    page.mouse.move((x0 + x1) / 2, (y0 + y1) / 2)
+    page.mouse.move(x1, y1)
+    page.mouse.up()
+    until(page, f"{META}.steps[1] - {META}.steps[0] < {before[1] - before[0] - 50}")
+    steps, ranks = page.evaluate(f"{META}.steps"), page.evaluate(f"{META}.ranks")
+    assert abs(steps[0] - (incident.step - 60)) <= 1
+    assert abs(steps[1] - (incident.step - 20)) <= 1
+    assert ranks[0] in (4, 5)
+    assert ranks[1] in (10, 11)
+    lane = page.locator("[data-over]").bounding_box()
+    page.mouse.click(lane["x"] + lane["width"] * 0.2, lane["y"] + 7)
+    until(page, f"{META}.steps[1] < {incident.step - 60}")
+    page.focus(".cells")
+    page.keyboard.press("0")
+    until(page, f"{META}.steps[0] === {before[0]} && {META}.ranks[0] === 0")
+
+
+def test_a_tile_that_does_not_come_is_hatched_and_the_list_still_works(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    page.route("**/grid.png**", lambda route: route.abort())
+    page.focus(".cells")
+    page.keyboard.press("-")
+    page.wait_for_selector(".problem")
+    assert "A tile could not be loaded" in page.inner_text(".problem")
+    assert page.locator("text=Bad cells as text").is_visible()
+    page.unroute("**/grid.png**")
+    page.click(".problem button")
+    page.wait_for_selector(".problem", state="detached")
+
+
+def test_the_right_edge_follows_without_reloading(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}?steps=140-160")
+    drawn(page)
+    page.evaluate("window.same = true")
+    name = "document.querySelector('.plot').data.find(t => t.type === 'image').meta.tile"
+    before = page.evaluate(name)
+    seed.post_events(
+        incident.run.slug,
+        incident.secret,
+        [
+            {
+                "type": "step",
+                "step": incident.step + 2,
+                "rank": 3,
+                "attempt": 1,
+                "data": {"loss": float("nan")},
+            }
+        ],
+    )
+    until(page, f"{name} !== {before!r}")
+    assert page.evaluate("window.same")
