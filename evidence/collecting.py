@@ -19,6 +19,7 @@ from django.utils import timezone
 from andon import chain
 from evidence import agents, custody, retention, seals
 from evidence.agents import OnNode
+from evidence.alarms import alarm
 from evidence.gathering import (
     Piece,
     gather,
@@ -344,23 +345,31 @@ def _finish(item: Item, lease: Lease, pieces: list[Piece]) -> None:
             },
         )
         seals.seal(fresh.dossier, [fresh])
-        if (fresh.retain_until, fresh.lock) != (item.retain_until, item.lock):
+        if retention.falls_short(fresh):
             retention.ask(fresh)  # a later date was promised while its bytes were copied under the earlier
 
 
 # --- ends and waits
 
 
-def _end(item: Item, lease: Lease, state: str, why: str, shown_by: dict[str, object] | None = None) -> None:
+def _too_late(item: Item, lease: Lease, why: str) -> None:
+    """Give an item up at its deadline; for a required one people are told, since its gate stays shut."""
+    if _end(item, lease, Item.State.MISSING, why) and item.required and item.waived_at is None:
+        alarm(item.dossier, "deadline passed", f"{item.name} is missing: {why}")
+
+
+def _end(item: Item, lease: Lease, state: str, why: str, shown_by: dict[str, object] | None = None) -> bool:
+    """End an item without bytes; returns False when it had ended before."""
     with _locked(item, lease) as fresh:
         if fresh.state in seals.FINAL:
-            return
+            return False
         proof = {"shown_by": shown_by} if shown_by else {}
         what = str(state).replace("_", " ")
         row = custody.append(fresh.dossier, what, item_name=fresh.name, data={"why": why} | proof)
         fresh.state, fresh.why = state, f"{why} (custody row {row.seq})" if proof else why
         fresh.save()
         seals.seal(fresh.dossier)
+    return True
 
 
 def _wait(item: Item, lease: Lease, says: str, after_s: float) -> None:
@@ -369,7 +378,7 @@ def _wait(item: Item, lease: Lease, says: str, after_s: float) -> None:
     if undecided and now > item.dossier.opened_at + VERIFY_PATIENCE:
         _stop_waiting_for(item, undecided)
     elif item.deadline is not None and now > item.deadline:
-        _end(item, lease, Item.State.MISSING, f"{says}; waited until {item.deadline:%H:%M:%S} UTC")
+        _too_late(item, lease, f"{says}; waited until {item.deadline:%H:%M:%S} UTC")
         return
     raise Retry(after_s + min(8.0, _age_s(item.dossier.opened_at) / 30), says)
 
@@ -388,7 +397,7 @@ def _silent(item: Item, lease: Lease, says: str) -> None:
     now = timezone.now()
     since = item.silent_since or now
     if item.deadline is not None and now > item.deadline:
-        _end(item, lease, Item.State.MISSING, f"its source did not answer since {since:%H:%M:%S} UTC: {says}")
+        _too_late(item, lease, f"its source did not answer since {since:%H:%M:%S} UTC: {says}")
         return
     Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(silent_since=since, why=says[:500])
     raise Retry(max(2.0, min(_LONGEST_WAIT_S, _age_s(since) / 2)), says)
@@ -398,7 +407,7 @@ def _on_node(item: Item, lease: Lease, wait: OnNode) -> None:
     """Nodes are bringing it. Only silence runs against the deadline: a slow upload is not given up."""
     now = timezone.now()
     if wait.since is not None and item.deadline is not None and now > item.deadline:
-        _end(item, lease, Item.State.MISSING, f"silent since {wait.since:%H:%M:%S} UTC: {wait.says}"[:2000])
+        _too_late(item, lease, f"silent since {wait.since:%H:%M:%S} UTC: {wait.says}"[:2000])
         return
     rows = Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL)
     rows.update(silent_since=wait.since, why=wait.says[:500])

@@ -20,9 +20,10 @@ from django.db.models import F, Q, QuerySet, Sum
 from django.utils import timezone
 
 from evidence import custody
+from evidence.alarms import alarm
 from evidence.hashing import PartHasher, chunks, part_bytes_for
-from evidence.models import Dossier, Item, StoredObject, StoreProbe
-from evidence.signals import vault_alarm
+from evidence.lost_locks import keeps
+from evidence.models import Item, StoredObject, StoreProbe
 from evidence.vault import Vault, VaultError, vault
 from evidence.vault_probe import probe_and_record
 from evidence.vault_s3_lock import error_code
@@ -106,12 +107,6 @@ def _stored() -> QuerySet[StoredObject]:
     return sealed.select_related("item__dossier")
 
 
-def alarm(dossier: Dossier, what: str, says: str) -> None:
-    """Tell that evidence is damaged or no longer protected: the one place from where people are paged."""
-    log.error("dossier %s: %s: %s", dossier.pk, what, says)
-    vault_alarm.send_robust(sender=Dossier, dossier=dossier, what=what, says=says)
-
-
 # --- locks
 
 
@@ -180,8 +175,14 @@ def _refresh(
     ]
     with transaction.atomic():
         guard()
+        less = {one.pk for one, _ in lost}
         for one, now in changed:
-            StoredObject.objects.filter(pk=one.pk).update(protected_by=now)
+            fields: dict[str, Any] = {"protected_by": now}
+            if one.pk in less:
+                fields["lock_lost_at"] = one.lock_lost_at or timezone.now()
+            elif keeps(now, item.lock):
+                fields["lock_lost_at"] = None
+            StoredObject.objects.filter(pk=one.pk).update(**fields)
         _tell(item, "protection lost", [(one, _before(one), str(now.get("says"))) for one, now in lost])
         _tell(item, "covered", [(one, "", f"{now['over']} lies over it") for one, now in covered])
     done.lost += len(lost)

@@ -70,6 +70,7 @@ def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
             objects_n=Count("objects"),
             stored=Sum("objects__bytes_total"),
             damaged_n=Count("objects", filter=~Q(objects__mismatch="")),
+            unlocked_n=Count("objects", filter=Q(objects__lock_lost_at__isnull=False)),
         )
         .order_by("order", "id")
     )
@@ -148,6 +149,10 @@ def _line(item: Item, people: dict[str, str], warning: str = "") -> ItemLine:
     if damaged_n:
         files = formatting.plural(damaged_n, "file")
         damaged = f"fixity: mismatch in {files} of {objects_n}"
+    unlocked_n: int = getattr(item, "unlocked_n", 0)
+    if unlocked_n and item.dossier.released_at is None:
+        files = formatting.plural(unlocked_n, "file")
+        damaged = "; ".join(part for part in (damaged, f"lock lost: {files} of {objects_n}") if part)
     reason = "; ".join(part for part in (warning, reason) if part)
     waived_by = people.get(item.waived_by, "somebody") if item.waived_at is not None else ""
     if waived_by:

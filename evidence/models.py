@@ -100,6 +100,7 @@ class StoredObject(models.Model):
     stored_at = models.DateTimeField()
     checked_at = models.DateTimeField(null=True)  # last fixity check
     mismatch = models.TextField(blank=True)  # what that check found; "" = the bytes are as stored
+    lock_lost_at = models.DateTimeField(null=True)  # found without the lock it had; null once it has one
     deleted_at = models.DateTimeField(null=True)  # the bytes are gone, after release and two people
 
     class Meta:
@@ -107,6 +108,7 @@ class StoredObject(models.Model):
         indexes = [
             models.Index(F("checked_at").asc(nulls_first=True), "id", name="object_oldest_check"),
             models.Index(fields=["item"], condition=~Q(mismatch=""), name="object_mismatch"),
+            models.Index(fields=["item"], condition=Q(lock_lost_at__isnull=False), name="object_lock_lost"),
         ]
 
     def __str__(self) -> str:

@@ -1,6 +1,5 @@
 """What was only held when the run went on must be sealed within a day, or it pages."""
 
-import logging
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -8,10 +7,9 @@ from django.db import transaction
 from django.utils import timezone
 
 from evidence import custody
+from evidence.alarms import alarm
 from evidence.models import Dossier, Item
 from runs.models import Directive
-
-log = logging.getLogger(__name__)
 
 SEAL_WITHIN = timedelta(hours=24)
 _NOTED = "sealing overdue"
@@ -70,13 +68,14 @@ def overdue_items(dossier: Dossier | None = None, *, now: datetime | None = None
 
 
 def sweep() -> int:
-    """Say at error what is overdue, and once in its chain of custody; returns how many items are."""
+    """Say what is overdue, once in its chain of custody and by an alarm; returns how many items are."""
     found = overdue_items()
     for one in found:
-        log.error("run %s, dossier %s: %s", one.item.dossier.run, one.item.dossier_id, one.says)
         with transaction.atomic():
             dossier = Dossier.objects.select_for_update(no_key=True).get(pk=one.item.dossier_id)
-            if not dossier.custody.filter(what=_NOTED, item_name=one.item.name).exists():
-                data = {"due": custody.stamp(one.due_at), "state": str(one.item.state)}
-                custody.append(dossier, _NOTED, item_name=one.item.name, data=data)
+            if dossier.custody.filter(what=_NOTED, item_name=one.item.name).exists():
+                continue
+            data = {"due": custody.stamp(one.due_at), "state": str(one.item.state)}
+            custody.append(dossier, _NOTED, item_name=one.item.name, data=data)
+        alarm(one.item.dossier, _NOTED, one.says)
     return len(found)

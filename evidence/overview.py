@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from andon import policy as rules
 from andon.policy import CostRules
-from evidence import fixity
+from evidence import fixity, lost_locks
 from evidence.models import Dossier, Hold, Item, StoredObject, StoreProbe
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
@@ -20,7 +20,7 @@ from runs.models import Person, PolicyVersion, Run, Work
 
 GB = 10**9
 EXPIRES_SOON = timedelta(days=7)
-FILTERS = ("not sealed", "expires soon", "damaged", "released")
+FILTERS = ("not sealed", "expires soon", "damaged", "lock lost", "released")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,8 @@ def _filtered(found: QuerySet[Dossier], only: str) -> QuerySet[Dossier]:
         return found.filter(pk__in=soon.values("dossier"))
     if only == "damaged":
         return found.filter(pk__in=StoredObject.objects.exclude(mismatch="").values("item__dossier"))
+    if only == "lock lost":
+        return found.filter(pk__in=lost_locks.found().values("item__dossier"))
     if only == "released":
         return found.exclude(released_at=None)
     return found

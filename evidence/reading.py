@@ -13,6 +13,9 @@ from evidence.listing import names
 from evidence.models import CustodyRow, Dossier, Hold, Item, StoredObject
 from evidence.overview import Cost, cost_of, prices
 from evidence.queries import visible_dossiers
+from evidence.vault import vault
+from evidence.vault_probe import newest_result
+from runs import formatting
 from runs.models import Person, Work
 
 # What people took out or looked at, beside what was done to the evidence.
@@ -128,7 +131,24 @@ def objects_of(item: Item, *, after: str = "", limit: int = 100) -> list[StoredO
     found = StoredObject.objects.filter(item=item)
     if after:
         found = found.filter(path__gt=after)
-    return list(found.order_by("path")[:limit])
+    return as_enforced(list(found.order_by("path")[:limit]))
+
+
+def as_enforced(objects: list[StoredObject]) -> list[StoredObject]:
+    """Have objects say what protects them in truth, for a page; they are not to be saved.
+
+    A store may go on telling of locks that the newest probe saw it ignore.
+    """
+    now = timezone.now()
+    probed = str(newest_result(vault().name).get("says", ""))
+    for one in objects:
+        says = str(one.protected_by.get("says", ""))
+        if probed.startswith("not locked") and not says.startswith("not "):
+            says = probed
+        if one.lock_lost_at is not None:
+            says += f"; its lock is not what it was, found {formatting.clock(one.lock_lost_at, now)} UTC"
+        one.protected_by = one.protected_by | {"says": says}
+    return objects
 
 
 def objects_with(sha256: str, person: Person) -> QuerySet[StoredObject]:

@@ -16,6 +16,7 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from evidence import custody
+from evidence.lost_locks import keeps
 from evidence.models import Dossier, Item, StoredObject
 from evidence.refused import Refused
 from evidence.two_people import ASKERS, Reason, locked, need_role
@@ -174,6 +175,21 @@ def ask(item: Item) -> None:
     enqueue(kind=EXTEND, key=str(item.pk), payload={"item": item.pk})
 
 
+def falls_short(item: Item) -> bool:
+    """Return whether the store locks any of the item's objects for less long, or less hard, than promised.
+
+    One without a date lies in a store that locks nothing: asking again would not change that.
+    """
+    until = item.retain_until
+    if item.lock in {"none", "legal_hold"} or until is None:
+        return False
+    objects = StoredObject.objects.filter(item=item, deleted_at=None)
+    dated = [one for one in objects if one.protected_by.get("until")]
+    if item.lock == "compliance" and any(one.protected_by.get("mode") != "COMPLIANCE" for one in dated):
+        return True
+    return any(not _reaches(one, until) for one in dated)
+
+
 def _items(dossier: Dossier) -> Iterable[Item]:
     return (
         Item.objects.select_for_update(no_key=True)
@@ -223,6 +239,8 @@ def follow(payload: Payload, lease: Lease) -> None:
     def extend(one: StoredObject) -> StoredObject:
         try:
             one.protected_by = store.extend(one.key, one.version_id, item.lock, until)
+            if keeps(one.protected_by, item.lock):
+                one.lock_lost_at = None
         finally:
             connection.close()  # of this thread, should the store have asked the database
         return one
@@ -236,7 +254,7 @@ def follow(payload: Payload, lease: Lease) -> None:
     with transaction.atomic():
         lease.guard()
         Dossier.objects.select_for_update(no_key=True).get(pk=item.dossier_id)
-        StoredObject.objects.bulk_update(extended, ["protected_by"], batch_size=500)
+        StoredObject.objects.bulk_update(extended, ["protected_by", "lock_lost_at"], batch_size=500)
         custody.append(
             item.dossier,
             "lock extended",

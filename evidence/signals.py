@@ -7,6 +7,12 @@ from django.dispatch import Signal
 # `bag.add_tag("andon/ledger.ndjson", raw)`. Everything added is named by the signed statement.
 bag_exporting = Signal()
 
-# Sent after the commit that recorded it, when a sweep finds stored evidence damaged, gone or no longer
-# protected, with `dossier: Dossier`, `what` ("fixity mismatch", "protection lost", "covered") and `says`.
+# Sent after the commit that recorded it, when stored evidence is in danger, with `dossier: Dossier | None`
+# (None: the store, and so every dossier), `says`, and `what`:
+#   "fixity mismatch"       bytes are damaged or gone
+#   "protection lost"       objects have less of a lock than they had
+#   "covered"               a delete marker or a newer version lies over an object
+#   "store does not lock"   a probe saw the store let go of what it locks, and an earlier one did not
+#   "deadline passed"       a required item's source stayed silent, so the item is missing
+#   "sealing overdue"       a required item is not sealed a day after its run went on
 vault_alarm = Signal()

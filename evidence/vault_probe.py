@@ -16,6 +16,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from django.db import Error as DatabaseError
 from django.utils import timezone
 
+from evidence.alarms import alarm
 from evidence.models import StoreProbe
 from evidence.vault import Vault, VaultError, vault
 from evidence.vault_s3_lock import error_code
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "andon.store-probe/1"
 PREFIX = "probe/"
+LOCKS_HOLD = "locks hold"
 # Long enough that no clock difference ends it while we try to break it, short enough to clean up after.
 RETENTION = timedelta(seconds=90)
 _REMEMBER_S = 30.0
@@ -42,8 +44,12 @@ def probe_and_record(store: Vault | None = None) -> StoreProbe:
     asked = store or vault()
     asked.check()
     result = asked.probe()
+    before = StoreProbe.objects.filter(store=asked.name[:300]).order_by("-probed_at").first()
     row = StoreProbe.objects.create(store=asked.name[:300], probed_at=timezone.now(), result=result)
     _newest.pop(asked.name, None)
+    if before is not None and before.result.get("says") == LOCKS_HOLD != result["says"]:
+        says = f"{asked.name}: {result['says']}. On {before.probed_at:%d %b %Y %H:%M} UTC its locks held"
+        alarm(None, "store does not lock", says)
     return row
 
 
@@ -163,7 +169,7 @@ def probe_s3(store: "S3Vault") -> dict[str, Any]:
         _try_locks(store, tries)
         _try_suspending(store, tries)
         held = all(tries.enforces.get(name) for name in ("governance_delete", "legal_hold_delete"))
-        says = "locks hold" if held else "not locked: this store accepts Object Lock and does not enforce it"
+        says = LOCKS_HOLD if held else "not locked: this store accepts Object Lock and does not enforce it"
     else:
         for name in ("governance_delete", "legal_hold_delete", "shorten", "downgrade"):
             tries.untried(name, f"{name.replace('_', ' ')} is refused", "the bucket has no Object Lock")

@@ -69,6 +69,7 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
         .select_related("item")
         .order_by("item__order", "item_id", "path")[:PAGE_ROWS]
     )
+    reading.as_enforced(objects)
     holders = reading.holders(objects, person)
     opened_by = listing.names([found.opened_by]).get(found.opened_by, "somebody")
     return render(
@@ -157,7 +158,7 @@ def stored_object(request: HttpRequest, sha256: str) -> HttpResponse:
     """Show everything known of one object by its digest: where it is kept, and by which dossiers."""
     if not _SHA256.fullmatch(sha256):
         raise Http404
-    objects = list(reading.objects_with(sha256, person_of(request))[:PAGE_ROWS])
+    objects = reading.as_enforced(list(reading.objects_with(sha256, person_of(request))[:PAGE_ROWS]))
     if not objects:
         raise Http404
     return render(request, "evidence/object.html", {"sha256": sha256, "objects": objects})

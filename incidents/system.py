@@ -12,8 +12,8 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from evidence import fixity, overview
-from evidence.models import StoredObject
+from evidence import fixity, lost_locks, overview
+from evidence.models import Dossier, StoredObject
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
 from incidents import health, queries
@@ -23,6 +23,7 @@ from runs.models import Run, RunProgress, UnreadBody, Work
 from runs.views import person_of
 
 FOUND = 20
+NAMED = 20  # dossiers and objects that lost a lock; the rest is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +48,47 @@ def system(request: HttpRequest) -> HttpResponse:
 @require_GET
 @login_required
 def probe_json(request: HttpRequest) -> HttpResponse:
-    """Answer what the store enforces as JSON: the newest probe row by row, and whether it still counts."""
-    store = overview.store()
+    """Answer what the store enforces as JSON: the newest probe row by row, and whether it still counts.
+
+    Beside it what the sweeps found since: damaged objects, and such as lost their lock; only those of the
+    person's own projects by name.
+    """
+    store, seen = overview.store(), fixity.health()
+    lost = lost_locks.summary()
+    mine = visible_dossiers(person_of(request))
     document = {
         "store": store.name,
         "says": store.says,
         "known": store.known,
         "probed_at": store.probe.probed_at.isoformat() if store.probe else None,
         "result": store.probe.result if store.probe else None,
+        "fixity": {
+            "objects": seen.objects,
+            "unchecked": seen.unchecked,
+            "mismatches": seen.mismatches,
+            "swept_at": seen.swept_at.isoformat() if seen.swept_at else None,
+        },
+        "lost_locks": {
+            "objects": lost.objects,
+            "dossiers": lost.dossiers,
+            "since": lost.since.isoformat() if lost.since else None,
+            "what_to_do": lost_locks.WHAT_TO_DO if lost.objects else "",
+            "first": [_lost(one) for one in lost_locks.found_in(mine)[:NAMED]],
+        },
     }
     return JsonResponse(document)
+
+
+def _lost(one: StoredObject) -> dict[str, object]:
+    return {
+        "dossier": str(one.item.dossier_id),
+        "item": one.item.name,
+        "path": one.path,
+        "key": one.key,
+        "version_id": one.version_id,
+        "since": one.lock_lost_at.isoformat() if one.lock_lost_at else None,
+        "now": str(one.protected_by.get("says", "")),
+    }
 
 
 @require_GET
@@ -71,11 +103,13 @@ def _context(request: HttpRequest) -> dict[str, object]:
     unwatched = RunProgress.objects.filter(run__in=runs, not_watched_since__isnull=False).select_related(
         "run"
     )
+    store = overview.store()
+    vault_parts = [_vault(), _fixity(), _locks(store, visible_dossiers(person_of(request)))]
     return {
-        "parts": [_web(), _database(), _broker(), _worker(), _queue(), _vault(), _fixity(), _bodies(runs)],
+        "parts": [_web(), _database(), _broker(), _worker(), _queue(), *vault_parts, _bodies(runs)],
         "unwatched": unwatched,
         "failed": Work.objects.filter(state=Work.State.FAILED).order_by("-id")[:FOUND],
-        "store": overview.store(),
+        "store": store,
         "version": settings.VERSION,
     }
 
@@ -141,6 +175,26 @@ def _fixity() -> Part:
     if known.swept_at is None:
         return Part("Fixity", "unknown", "no nightly sweep has ended yet", number)
     return Part("Fixity", "done", f"swept {formatting.ago(known.swept_at, timezone.now())}", number)
+
+
+def _locks(store: overview.Store, mine: QuerySet[Dossier]) -> Part:
+    lost = lost_locks.summary()
+    if lost.since is not None:
+        where = lost_locks.found_in(mine).values_list("item__dossier", flat=True)
+        named = ", ".join(str(one) for one in where.order_by("item__dossier").distinct()[:NAMED])
+        says = f"lost since {formatting.clock(lost.since, timezone.now())} UTC"
+        says += f", dossier {named}" if named else ""
+        return Part("Locks", "missing", f"{says}. {lost_locks.WHAT_TO_DO}", _objects(lost.objects))
+    held = lost_locks.said_to_be_locked()
+    if store.known and not store.locks and held:
+        return Part("Locks", "missing", f"{store.says}: copy what matters to another", _objects(held))
+    if not store.known or not store.locks:
+        return Part("Locks", "unknown", store.says)
+    return Part("Locks", "done", "none was lost", _objects(held))
+
+
+def _objects(number: int) -> str:
+    return formatting.plural(number, "object")
 
 
 def _bodies(runs: QuerySet[Run]) -> Part:

@@ -1,7 +1,9 @@
 """A vault and a place for checkpoints, both real."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.conf import LazySettings
@@ -9,6 +11,7 @@ from django.utils import timezone
 
 from evidence.exporting import export_bag
 from evidence.models import Dossier
+from evidence.signals import vault_alarm
 from tests.evidence import world
 from tests.servers import S3
 
@@ -79,3 +82,16 @@ def bag(dossier: Dossier, tmp_path: Path) -> Path:
     path = tmp_path / "bag"
     export_bag(dossier, path)
     return path
+
+
+@pytest.fixture
+def alarms() -> Iterator[list[tuple[str, str]]]:
+    """What people are told about the vault: (what, says) of each alarm."""
+    heard: list[tuple[str, str]] = []
+
+    def hear(what: str, says: str, **_: Any) -> None:
+        heard.append((what, says))
+
+    vault_alarm.connect(hear)
+    yield heard
+    vault_alarm.disconnect(hear)

@@ -286,7 +286,7 @@ def test_a_shard_changed_in_place_after_the_hold_is_found_and_gives_way(
 
 
 def test_a_source_that_does_not_answer_is_retried_and_said(
-    sources: Path, vault_dir: Path, settings: LazySettings
+    sources: Path, vault_dir: Path, settings: LazySettings, alarms: list[tuple[str, str]]
 ) -> None:
     run = world.make_run()
     # An S3 source whose endpoint nobody listens on.
@@ -299,12 +299,14 @@ def test_a_source_that_does_not_answer_is_retried_and_said(
     assert item.silent_since is not None
     assert "silent since" in resume_gate(dossier).lines[0].says
     assert not may_delete(run=run, uris=["s3://ckpt/step-900/a"])[0]["allow"]
+    assert alarms == []
     Item.objects.update(deadline=timezone.now())
     due_again()
     run_due()
     item.refresh_from_db()
     assert item.state == "missing"
     assert "did not answer" in item.why
+    assert [what for what, _ in alarms] == ["deadline passed"]
 
 
 def test_a_vault_that_is_down_makes_nothing_missing(

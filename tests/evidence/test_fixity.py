@@ -23,10 +23,11 @@ from evidence import fixity, listing
 from evidence.custody import verify_custody
 from evidence.hashing import PartHasher
 from evidence.models import Dossier, StoredObject
-from evidence.signals import vault_alarm
+from evidence.retention import extend_retention
 from evidence.vault import VaultError, vault
+from evidence.vault_probe import probe_and_record
 from evidence.vault_s3 import S3Vault
-from runs.models import Work
+from runs.models import Person, Work
 from runs.work import run_due
 from tests.evidence import world
 from tests.evidence.conftest import s3_url
@@ -49,18 +50,6 @@ def make_dossier(sources: Path) -> Dossier:
 @pytest.fixture
 def dossier(sources: Path, vault_dir: Path) -> Dossier:
     return make_dossier(sources)
-
-
-@pytest.fixture
-def alarms() -> Iterator[list[tuple[str, str]]]:
-    heard: list[tuple[str, str]] = []
-
-    def hear(what: str, says: str, **_: Any) -> None:
-        heard.append((what, says))
-
-    vault_alarm.connect(hear)
-    yield heard
-    vault_alarm.disconnect(hear)
 
 
 def sweep(budget: int = 1 << 40) -> fixity.Swept:
@@ -252,10 +241,18 @@ def test_a_file_that_was_made_writable_is_noticed(
     assert verify_custody(dossier) == []
 
 
-def test_a_lock_that_was_lifted_is_noticed(sources: Path, vault_s3: str, alarms: list[Any]) -> None:
+def test_a_lock_that_was_lifted_is_noticed_and_shown_until_it_is_locked_again(
+    sources: Path,
+    vault_s3: str,
+    alarms: list[tuple[str, str]],
+    as_alice: Client,
+    as_charlie: Client,
+    alice: Person,
+) -> None:
     dossier = make_dossier(sources)
     assert sweep().lost == 0
     assert listing.lock_sentences(dossier)[0].startswith("Locked until")
+    assert "none was lost" in as_alice.get("/system").content.decode()
     one, store = stored(dossier), vault()
     assert isinstance(store, S3Vault)
     place = {"Bucket": vault_s3, "Key": one.key, "VersionId": one.version_id}
@@ -268,11 +265,33 @@ def test_a_lock_that_was_lifted_is_noticed(sources: Path, vault_s3: str, alarms:
     )
     assert sweep().lost == 1
     assert [row.data["objects"] for row in rows(dossier, "protection lost")] == [1, 1]
+    one.refresh_from_db()
+    assert one.lock_lost_at is not None
+    told = as_alice.get("/system/probe.json").json()["lost_locks"]
+    assert (told["objects"], told["dossiers"], told["since"]) == (1, 1, one.lock_lost_at.isoformat())
+    assert (told["first"][0]["path"], told["first"][0]["dossier"]) == (one.path, str(dossier.pk))
+    assert told["what_to_do"]
+    # How many is everybody's to know, which of them only the project's.
+    told = as_charlie.get("/system/probe.json").json()["lost_locks"]
+    assert (told["objects"], told["first"]) == (1, [])
+    page = as_alice.get("/system").content.decode()
+    assert f"dossier {dossier.pk}." in page
+    assert "Keep it longer" in page
+    assert f"dossier {dossier.pk}" not in as_charlie.get("/system").content.decode()
+    assert "lock lost: 1\xa0file of 4" in as_alice.get(f"/vault/{dossier.pk}").content.decode()
+    assert "its lock is not what it was" in as_alice.get(f"/vault/objects/{one.sha256}").content.decode()
+    assert f"/vault/{dossier.pk}" in as_alice.get("/vault?only=lock+lost").content.decode()
     time.sleep(5)  # the store's own clock ends the lock
     says, locked = listing.lock_sentences(dossier)
     assert not locked
     assert says.startswith("1\xa0object of 4 not locked any more")
     assert len(alarms) == 2
+    later = timezone.now() + timedelta(days=90)
+    extend_retention(dossier=dossier, person=alice, until=later, why="somebody lifted a hold")
+    run_due()
+    one.refresh_from_db()
+    assert (one.lock_lost_at, one.protected_by["legal_hold"], sweep().lost) == (None, True, 0)
+    assert as_alice.get("/system/probe.json").json()["lost_locks"]["objects"] == 0
 
 
 def test_what_lies_over_a_version_is_noticed_and_the_version_still_read(
@@ -363,5 +382,14 @@ def test_a_store_that_forgets_its_locks_in_a_restart_is_found_out(
         assert b"Locked until" not in page
         assert b"Not locked" in page
     assert rows(dossier, "protection lost")[0].data["objects"] == 4
-    assert alarms[0][0] == "protection lost"
+    assert [what for what, _ in alarms] == ["protection lost"]
+    assert as_alice.get("/system/probe.json").json()["lost_locks"]["objects"] == 4
     assert verify_custody(dossier) == []
+    # At the same address a bucket that locks nothing: the probe says so, once.
+    (tmp_path / "other").mkdir()
+    with ministack(port, tmp_path / "other") as endpoint:
+        endpoint.client().create_bucket(Bucket=settings.VAULT_URL.rpartition("/")[2])
+        assert [probe_and_record().result["says"] for _ in range(2)] == [
+            "not locked: this bucket has no Object Lock"
+        ] * 2
+    assert [what for what, _ in alarms] == ["protection lost", "store does not lock"]

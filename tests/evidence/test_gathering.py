@@ -74,8 +74,9 @@ def test_logs_of_suspects_and_their_node_are_whole_of_others_the_end(sources: Pa
             assert len(kept) < LOG_TAIL_BYTES + 100
 
 
+@pytest.mark.parametrize("required", [True, False])
 def test_logs_outside_the_roots_wait_for_an_agent_and_are_missing_at_the_deadline(
-    sources: Path, vault_dir: Path, tmp_path: Path
+    sources: Path, vault_dir: Path, tmp_path: Path, alarms: list[tuple[str, str]], required: bool
 ) -> None:
     run = world.make_run()
     (tmp_path / "passwd").write_text("x")
@@ -84,9 +85,11 @@ def test_logs_outside_the_roots_wait_for_an_agent_and_are_missing_at_the_deadlin
     assert item.silent_since is not None
     assert "none of ANDON_SOURCE_ROOTS" in item.why
     assert "run `andon agent` there" in item.why
-    Item.objects.update(deadline=timezone.now())
+    assert alarms == []
+    Item.objects.update(deadline=timezone.now(), required=required)
     world.work(item.dossier)
     item.refresh_from_db()
+    assert [what for what, _ in alarms] == (["deadline passed"] if required else [])
     assert (item.state, "none of ANDON_SOURCE_ROOTS" in item.why) == ("missing", True)
     assert not item.stored_objects.exists()
 
