@@ -6,7 +6,7 @@ import numpy as np
 
 from incidents.models import Incident
 from runs import formatting, queries
-from runs.grid_rows import nodes
+from runs.placement import nodes_of
 from runs.queries import BadGroup
 
 FIRST = 20
@@ -57,7 +57,7 @@ class _Places:
     """Nodes of ranks, read once."""
 
     def __init__(self, incident: Incident) -> None:
-        self.nodes = nodes(incident.run, incident.attempt)
+        self.nodes = nodes_of(incident.run, incident.attempt)
         self.node_of = np.full(max((held[-1] for _, held, _ in self.nodes), default=-1) + 1, -1, np.int64)
         for index, (_, held, _) in enumerate(self.nodes):
             self.node_of[held] = index

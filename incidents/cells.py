@@ -5,14 +5,13 @@ from datetime import UTC, datetime
 import numpy as np
 
 from andon.detect.cells import Phase
-from andon.detect.topology import Topology
 from andon.wire import Frame as WireFrame
 from andon.wire import decode_frame
 from incidents.models import Incident
 from runs import formatting
 from runs.blocks import NEVER
-from runs.grid_rows import nodes
-from runs.models import Attempt, FirstBad, Frame, Grid, RunProgress
+from runs.models import FirstBad, Frame, Grid, RunProgress
+from runs.placement import nodes_of, topology_of
 from runs.seen import Seen
 
 CELL_METRICS = (
@@ -25,7 +24,7 @@ CELL_METRICS = (
 
 def rank_names(incident: Incident) -> dict[str, object]:
     """Return nodes with their ranks, so that the readout names a cell without asking again."""
-    known = nodes(incident.run, incident.attempt)
+    known = nodes_of(incident.run, incident.attempt)
     return {
         "nodes": [[formatting.inert(name, 48), formatting.fold(ranks), ranks[0]] for name, ranks, _ in known]
     }
@@ -69,15 +68,8 @@ def cell_words(incident: Incident, step: int, rank: int) -> str:
 
 def _groups(incident: Incident, rank: int) -> list[str]:
     """Return `TP 5, DP 7`: which groups of the launch a rank is in, or nothing."""
-    groups = (
-        Attempt.objects.filter(run=incident.run, number=incident.attempt)
-        .values_list("groups", flat=True)
-        .first()
-    )
-    try:
-        known = Topology.from_groups(groups or {}).groups
-    except (ValueError, AttributeError):
-        return []
+    topology = topology_of(incident.run, incident.attempt)
+    known = {} if topology is None else topology.groups
     found = [
         f"{kind.upper()} {index}"
         for kind in ("tp", "pp", "dp")
@@ -143,7 +135,7 @@ def _why_nothing(incident: Incident, step: int, rank: int) -> str:
 
 
 def _silent(incident: Incident, rank: int) -> str:
-    node = next((name for name, held, _ in nodes(incident.run, incident.attempt) if rank in held), None)
+    node = next((name for name, held, _ in nodes_of(incident.run, incident.attempt) if rank in held), None)
     heard = RunProgress.objects.filter(run=incident.run).values_list("nodes", flat=True).first() or {}
     if node is None or not heard.get(node):
         return ""

@@ -10,15 +10,13 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from andon.detect.topology import Topology
 from runs.blocks import MAX_RANKS
-from runs.models import Attempt, Run
+from runs.models import Run
+from runs.placement import nodes_of, topology_of
 from runs.rows import raw_cursor
 
 WORDS = {"node": "node", "rank": "rank", "tp": "TP group", "pp": "PP group", "dp": "DP group"}
 SORTS = ("rank", "failure")
-
-Node = tuple[str, list[int], list[str]]
 
 _FAILED = """
 SELECT lane::int FROM runs_firstbad
@@ -67,38 +65,12 @@ class Rows:
         ]
 
 
-def nodes(run: Run, attempt: int) -> list[Node]:
-    """Return (node, ranks ascending, GPU uuids) of an attempt by lowest rank; empty when not reported."""
-    row = Attempt.objects.filter(run=run, number=attempt).only("nodes").first()
-    known = []
-    for entry in row.nodes if row is not None else []:
-        held = sorted(rank for rank in expand(entry.get("ranks")) if rank >= 0)
-        if held:
-            uuids = entry.get("gpu_uuids")
-            known.append((str(entry.get("node", "")), held, uuids if isinstance(uuids, list) else []))
-    return sorted(known, key=lambda node: node[1][0])
-
-
-def expand(value: object) -> list[int]:
-    """Return ranks from a list of integers or from ranges such as `0-3,6`; [] for anything else."""
-    if isinstance(value, list):
-        return [rank for rank in value if isinstance(rank, int)]
-    found: list[int] = []
-    for piece in str(value or "").split(","):
-        low, dash, high = piece.strip().partition("-")
-        if low.isdecimal() and (not dash or high.isdecimal()):
-            found.extend(range(int(low), int(high if dash else low) + 1)[:1_000_000])
-    return found
-
-
 def kinds(run: Run, attempt: int) -> list[str]:
     """Return the ways in which the rows of an attempt can stand: only those its launch told the groups of."""
-    row = Attempt.objects.filter(run=run, number=attempt).values_list("nodes", "groups").first()
-    known = ["rank"]
-    if row is not None and row[0]:
-        known.insert(0, "node")
-    groups = row[1] if row is not None and isinstance(row[1], dict) else {}
-    return known + [kind for kind in ("tp", "pp", "dp") if groups.get(kind)]
+    topology = topology_of(run, attempt)
+    groups = {} if topology is None else topology.groups
+    by_node = ["node"] if nodes_of(run, attempt) else []
+    return [*by_node, "rank", *(kind for kind in ("tp", "pp", "dp") if groups.get(kind))]
 
 
 def rows_of(run: Run, attempt: int, ranks: int, kind: str, sort: str, version: str) -> Rows:
@@ -144,15 +116,12 @@ _Groups = list[tuple[str, list[int]]]
 def _groups(run: Run, attempt: int, kind: str) -> _Groups | None:
     """Return names and ranks, None where the rows stand by rank."""
     if kind in ("", "node"):
-        known = nodes(run, attempt)
+        known = nodes_of(run, attempt)
         return [(name, held) for name, held, _ in known] if known else None
     if kind == "rank":
         return None
-    row = Attempt.objects.filter(run=run, number=attempt).only("groups").first()
-    try:
-        found = Topology.from_groups({kind: row.groups[kind]}).groups[kind] if row is not None else []
-    except (ValueError, KeyError, TypeError):
-        return None
+    topology = topology_of(run, attempt)
+    found = [] if topology is None else topology.groups.get(kind, [])
     return [(f"{kind.upper()} {index}", ranks) for index, ranks in enumerate(found)] or None
 
 

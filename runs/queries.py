@@ -4,14 +4,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from andon.detect.cells import SOURCES, VALUES, BadCells, FirstBad, Phase, cells
 from andon.detect.cells import first_bad as earliest
-from andon.detect.topology import Topology
-from andon.wire import fold_ranks
-from runs.attempts import attempt_of
 from runs.cellmap import grid_states
 from runs.curves import Point, layer_series, series
 from runs.models import Event, Run
+from runs.placement import topology_of
 from runs.rows import raw_cursor
 
 __all__ = [
@@ -66,13 +67,7 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
     if "layer" in found:
         names, of_rank = found["layer"][0], found["layer"][1]
         layers = _cells(step, skipped, [_layer(name) for name in names], found["layer"], rank=of_rank)
-    row = attempt_of(run, attempt)
-    topology: Topology | None = None
-    if row is not None and row.groups:
-        try:
-            topology = Topology.from_groups(row.groups)
-        except ValueError:
-            topology = None  # a launch that names unreadable groups must not hide the first bad cell
+    topology = topology_of(run, attempt)
     return earliest(
         ranks, topology=topology, layers=layers, first_recorded_step=first_recorded_step(run, attempt)
     )
@@ -149,7 +144,9 @@ class BadGroup:
 
 
 _GROUPS = """
-SELECT step, phase, stream, series, value, view, skipped, min(received_at), array_agg(lane)
+SELECT step, phase, stream, series, value, view, skipped, min(received_at),
+       CASE WHEN stream = 'rank' THEN string_agg(lane, ',') END,
+       CASE WHEN stream <> 'rank' THEN array_agg(lane) END
 FROM runs_firstbad WHERE run_id = %s AND attempt = %s
 GROUP BY step, phase, stream, series, value, view, skipped
 ORDER BY skipped, step, view = 'reduced', phase, stream = 'layer' LIMIT %s
@@ -162,18 +159,45 @@ def bad_cells(run: Run, attempt: int, limit: int = 20) -> list[BadGroup]:
         cursor.execute(_GROUPS, (run.pk, attempt, limit))
         rows = cursor.fetchall()
     groups = []
-    for step, phase, stream, source, value, view, skipped, received_at, lanes in rows:
-        numbers = [int(lane) for lane in lanes if lane.isdecimal()]
-        names = sorted(lane for lane in lanes if not lane.lstrip("-").isdecimal())
-        text = ", ".join([*([fold_ranks(numbers)] if numbers else []), *names]) or "not known"
-        phase_name = Phase(phase).name.lower()
-        ranks = tuple(numbers) if stream == "rank" else ()
+    for step, phase, stream, source, value, view, skipped, received_at, ranks, names in rows:
+        known, other = _lanes(ranks, names)
+        text = ", ".join([*([_folded(known)] if len(known) else []), *other]) or "not known"
         groups.append(
             BadGroup(
-                step, phase_name, stream, text, source, value, view, skipped, received_at, ranks, len(lanes)
+                step,
+                Phase(phase).name.lower(),
+                stream,
+                text,
+                source,
+                value,
+                view,
+                skipped,
+                received_at,
+                tuple(known.tolist()) if stream == "rank" else (),
+                len(known) + len(other) or 1,
             )
         )
     return groups
+
+
+def _lanes(ranks: str | None, names: list[str] | None) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the numbers of lanes, ascending, and the names of those that have none."""
+    lanes = ranks.split(",") if ranks is not None else names or []
+    try:
+        # In a dead run one group names 16,384 ranks: they are read and folded as an array.
+        known = np.unique(np.array(lanes, dtype=np.int64))
+    except (ValueError, OverflowError):
+        numbers = [int(lane) for lane in lanes if lane.isdecimal() and len(lane) < 19]
+        known = np.unique(np.array(numbers, dtype=np.int64))
+        return known, sorted(name for name in lanes if not name.lstrip("-").isdecimal())
+    return known[known >= 0], []
+
+
+def _folded(ranks: NDArray[np.int64]) -> str:
+    """Return ascending ranks as `0-3,6`."""
+    starts = np.flatnonzero(np.diff(ranks, prepend=ranks[:1] - 2) != 1)
+    pairs = zip(ranks[starts].tolist(), ranks[np.append(starts[1:], len(ranks)) - 1].tolist(), strict=True)
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def events(
