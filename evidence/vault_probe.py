@@ -72,6 +72,9 @@ def probe_work(payload: Payload, lease: Lease) -> None:
         raise Retry(60, error.says) from error
 
 
+NEVER_ENABLED = "never enabled"  # what a bucket's "versioning" says where there never were versions
+
+
 def newest_result(store: str) -> dict[str, Any]:
     """Return the newest probe's result of a store by name, {} when it was never probed."""
     asked_at, known = _newest.get(store, (0.0, {}))
@@ -200,7 +203,7 @@ def _bucket_facts(store: "S3Vault") -> dict[str, Any]:
     except ClientError:
         pass
     try:
-        facts["versioning"] = client.get_bucket_versioning(Bucket=bucket).get("Status") or "never enabled"
+        facts["versioning"] = client.get_bucket_versioning(Bucket=bucket).get("Status") or NEVER_ENABLED
     except ClientError as error:
         facts["versioning"] = f"unknown: {error_code(error)}"
     return facts

@@ -16,8 +16,9 @@ from evidence.vault_s3_lock import Locks
 from evidence.vault_s3_parts import Job, Made, abort, unfinished, version_of
 from evidence.vault_s3_upload import KeyTaken, Uploads
 
-# Most of a small object's time is the store's; what many at once may hold in memory is bounded elsewhere.
-OBJECTS_AT_ONCE = 32
+# Most of a small object's time is the store's: more than these are no faster, and each keeps a connection
+# and its buffers. What they hold of the objects themselves is bounded elsewhere.
+OBJECTS_AT_ONCE = 16
 PARTS_AT_ONCE = 8
 # Reading back in small pieces: that many readers must not add up.
 READ_BYTES = 256 << 10
@@ -42,9 +43,12 @@ class S3Vault:
 
     def _enforces(self, check: str) -> bool:
         """Return whether the newest probe saw the store enforce something."""
+        return bool(self._probed().get("enforces", {}).get(check))
+
+    def _probed(self) -> dict[str, Any]:
         from evidence.vault_probe import newest_result  # the probe uses a vault
 
-        return bool(newest_result(self.name).get("enforces", {}).get(check))
+        return newest_result(self.name)
 
     def store(
         self,
@@ -160,7 +164,14 @@ class S3Vault:
         return True
 
     def _newest(self, job: Job) -> str:
-        # Some stores do not say which version completing made.
+        """Return the version just made, where the store did not say: some do not when an upload is completed.
+
+        Asking costs a listing, several times what storing a small object does; not where there are none.
+        """
+        from evidence.vault_probe import NEVER_ENABLED
+
+        if self._probed().get("bucket", {}).get("versioning") == NEVER_ENABLED:
+            return ""
         rows = [row for row in self._versions(job.key) if row["Size"] == job.source.bytes_total]
         return version_of(rows[-1]) if rows else ""
 
