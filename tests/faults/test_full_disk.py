@@ -17,7 +17,7 @@ from tests.config.up import parent_of, processes_with
 from tests.faults.demos import all_obey, eventually, inside, sealed, started
 from tests.faults.house import House
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.xdist_group("demos"), pytest.mark.timeout(240)]
 ROOM_BYTES = 192 * 1024  # less than one checkpoint of the recording
 
 

@@ -20,7 +20,7 @@ from tests.config.up import ROOT, clean_environment, parent_of, processes_with
 from tests.faults.demos import all_obey, eventually, inside, sealed, started
 from tests.faults.house import House
 
-pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.xdist_group("demos"), pytest.mark.timeout(240)]
 PARTS = {"worker": "config.celery worker", "web": "granian"}
 
 
