@@ -5,6 +5,9 @@ bytes. Elsewhere it is hard-linked: deleting and replacing the original leave th
 changed in place shows, because inode, size and time of change are recorded. Run as root, the tree and
 its links belong to root, so that the trainer can no longer open them for writing.
 
+Whoever holds a tree says what protects it by looking at what lies there, not by what this call did: an
+earlier try, another worker or another node's agent may have made it.
+
 The node agent and a server that reads the file system itself hold by this same code.
 """
 
@@ -27,8 +30,10 @@ TREES = ".andon-holds"  # beside the checkpoints, in the same file system
 # A file without a save-time digest is hashed while holding only up to this size: holds never wait. The commit
 # manifest itself is such a file, and that of 16,384 files has about 2 MiB.
 HASH_AT_ONCE_BYTES = 4 << 20
+PART = r"\..+\.[0-9a-f]{16}\.part"  # names of clones that are not whole yet
 _CHUNK_BYTES = 1 << 20
 _FICLONE = 0x40049409  # linux/fs.h: _IOW(0x94, 9, int)
+_CLONE_MARK = "user.andon.clone"  # an attribute of a clone; a hard link would have it of the trainer's file
 _NO_CLONES = {errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM}
 # Another file system, a protected-hardlinks rule, a read-only mount: then the copy is the hold.
 _NO_LINKS = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EROFS, errno.EMLINK, errno.EOPNOTSUPP}
@@ -47,8 +52,8 @@ class HoldError(Exception):
 class HeldTree:
     """What a hold achieved.
 
-    `files` is `[{"path", "bytes", "sha256", "inode", "mtime_ns"}]`, `how` is `reflinks`, `links` or
-    `none` (then `tree` is empty and the copy is the hold), `says` is for people.
+    `files` is `[{"path", "bytes", "sha256", "inode", "mtime_ns"}]`, `how` is `reflinks` (every file is a
+    clone), `links` or `none` (then `tree` is empty and the copy is the hold), `says` is for people.
     """
 
     files: list[dict[str, Any]]
@@ -80,7 +85,7 @@ def hold_tree(base: Path, root: Path, name: str, files: Sequence[Mapping[str, An
         with _alone(tree):
             if not all(place(tree, base.name, str(entry["path"])).exists() for entry in files):
                 _thaw(tree)
-            table = [_hold(base, tree, entry, clones) for entry in files]
+            held = [_hold(base, tree, entry, clones) for entry in files]
             _freeze(tree)
     except OSError as error:
         why = error.strerror or type(error).__name__
@@ -91,11 +96,12 @@ def hold_tree(base: Path, root: Path, name: str, files: Sequence[Mapping[str, An
         drop(tree)
         says = f"not safe until copied: no hard links could be made beside it ({why})"
         return HeldTree(seen, "none", says)
-    if clones.work:
-        says = "held by read-only clones in the same file system; root can still change them"
-        return HeldTree(table, "reflinks", says, str(tree))
-    says = "held by read-only hard links in the same file system; root can still change them"
-    return HeldTree(table, "links", says, str(tree))
+    linked = sum(not one.is_clone for one in held)
+    kind = "hard links" if linked else "clones"
+    some = f" ({len(held) - linked} of {len(held)} are clones)" if 0 < linked < len(held) else ""
+    who = "root and their owner" if any(one.owner for one in held) else "root"
+    says = f"held by read-only {kind}{some} in the same file system; {who} can still change them"
+    return HeldTree([one.entry for one in held], "links" if linked else "reflinks", says, str(tree))
 
 
 def tree_of(base: Path, root: Path, name: str) -> Path:
@@ -195,6 +201,8 @@ class _Clones:
                         raise
                     self.work = False
                     return False
+                with contextlib.suppress(OSError):  # not every file system has attributes
+                    os.setxattr(clone.fileno(), _CLONE_MARK, b"1")
                 with contextlib.suppress(PermissionError):
                     os.fchown(clone.fileno(), -1, source_about.st_gid)
                 os.fchmod(clone.fileno(), stat.S_IMODE(source_about.st_mode) & 0o555)
@@ -207,7 +215,16 @@ class _Clones:
         return True
 
 
-def _hold(base: Path, tree: Path, entry: Mapping[str, Any], clones: _Clones) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Held:
+    """One held file: its line in the table, whether it is a clone, and its owner."""
+
+    entry: dict[str, Any]
+    is_clone: bool
+    owner: int
+
+
+def _hold(base: Path, tree: Path, entry: Mapping[str, Any], clones: _Clones) -> _Held:
     path = str(entry["path"])
     source = base / inside(path) if path else base
     target = place(tree, base.name, path)
@@ -228,13 +245,31 @@ def _hold(base: Path, tree: Path, entry: Mapping[str, Any], clones: _Clones) -> 
     about = target.lstat()
     _compare(source, about.st_size, entry)
     _take_away_writing(target, about)
-    return {
+    line = {
         "path": path,
         "bytes": about.st_size,
         "sha256": _digest(entry, target, about.st_size),
         "inode": about.st_ino,
         "mtime_ns": about.st_mtime_ns,
     }
+    return _Held(line, _is_clone(source, target, about), target.lstat().st_uid)
+
+
+def _is_clone(source: Path, target: Path, about: os.stat_result) -> bool:
+    """Return whether a held file shares its inode with nobody: a clone, whoever made it."""
+    if about.st_nlink > 1:
+        return False
+    with contextlib.suppress(OSError):
+        os.getxattr(target, _CLONE_MARK, follow_symlinks=False)
+        return True
+    # Without attributes: beside the original, another inode with its size and time is a clone of it. A
+    # link whose original is gone has one name too, so without the original nothing is claimed.
+    try:
+        original = source.lstat()
+    except OSError:
+        return False
+    stamps = [(one.st_size, one.st_mtime_ns) for one in (original, about)]
+    return original.st_ino != about.st_ino and stamps[0] == stamps[1]
 
 
 def _take_away_writing(target: Path, about: os.stat_result) -> None:

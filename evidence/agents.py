@@ -6,21 +6,24 @@ agent's posts change tasks, never items: held and sealed stay the worker's words
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from andon import held_tree
+from evidence import node_trees
 from evidence.holding import Held
 from evidence.models import Agent, AgentTask, Item, StoredObject
 from evidence.seals import FINAL
+from evidence.silence import SILENT_AFTER, seen_of, silence, silent_since
 from evidence.sources import NodeSource, SourceError, host_of
+from runs.identity import KnownRun
 from runs.models import Attempt
+from runs.problems import Problem
 
-# An agent asks every few seconds; one that missed several turns is silent.
-SILENT_AFTER = timedelta(seconds=30)
+_NAMED = 3  # files that a sentence names; the rest is counted
 
 
 class OnNode(Exception):
@@ -34,10 +37,20 @@ class OnNode(Exception):
 
 
 def open_tasks(run_id: int) -> QuerySet[AgentTask]:
-    """Return what is still wanted of a run's agents: not sent yet, for an item that is not final."""
-    return AgentTask.objects.filter(run_id=run_id, done_at=None, arrived_at=None).exclude(
-        item__state__in=FINAL
-    )
+    """Return what is still wanted of a run's agents: not sent yet, for an item that is not final.
+
+    The removal of a tree is wanted whatever became of its item.
+    """
+    tasks = AgentTask.objects.filter(run_id=run_id, done_at=None, arrived_at=None)
+    return tasks.filter(Q(act=AgentTask.Act.RELEASE) | ~Q(item__state__in=FINAL))
+
+
+def is_wanted(task: AgentTask) -> bool:
+    """Return whether a task's item is open and still names the place of a hold."""
+    item = task.item
+    if item.state in FINAL:
+        return False
+    return task.act != AgentTask.Act.HOLD or "checkpoint" not in item.source or item.source["uri"] == task.uri
 
 
 def count_wanted(run_id: int) -> int:
@@ -62,7 +75,7 @@ def hold(item: Item, uri: str, *, node: str = "", prefix: str = "") -> AgentTask
     task = AgentTask.objects.filter(item=item, act=AgentTask.Act.HOLD, path=prefix).first()
     if task is not None and task.uri != uri:
         # The item came to name another checkpoint before this one was held.
-        AgentTask.objects.filter(item=item).delete()
+        node_trees.forget(item, node_trees.GAVE_WAY)
         task = None
     if task is None:
         task = AgentTask.objects.create(
@@ -89,8 +102,9 @@ def held_of(task: AgentTask) -> Held:
         why = task.trouble or "no hard links could be made beside it"
         return Held(task.files, {"how": "none", "says": f"{why} (on {where})", "nodes": nodes})
     how, kind = ("reflinks", "clones") if hows == {"reflinks"} else ("links", "hard links")
-    says = f"held by read-only {kind} in the same file system, by the agent of {where}; root can change them"
-    return Held(task.files, {"how": how, "says": says, "nodes": nodes})
+    says = task.says if len(nodes) == 1 else ""
+    says = says or f"held by read-only {kind} in the same file system; root can still change them"
+    return Held(task.files, {"how": how, "says": f"{says} (on {where})", "nodes": nodes})
 
 
 def changed_since(item: Item) -> list[str]:
@@ -166,31 +180,28 @@ def still_waiting(item: Item) -> None:
 
 def wait_for(tasks: Sequence[AgentTask], bytes_done: int = 0) -> OnNode:
     """Return what there is to say while these tasks of one run are open."""
-    run_id = tasks[0].run_id
-    now = timezone.now()
-    seen = dict(Agent.objects.filter(run_id=run_id).values_list("node", "seen_at"))
+    seen = seen_of(tasks[0].run_id)
     silent: list[tuple[datetime, AgentTask]] = []
     for task in tasks:
-        if task.arrived_at is not None:
-            continue  # the server is checking it
-        heard = _heard(task, seen)
-        if heard is None or now - heard > SILENT_AFTER:
-            silent.append((heard or task.made_at, task))
+        since = None if task.arrived_at is not None else silent_since(task, seen)  # arrived: being checked
+        if since is not None:
+            silent.append((since, task))
     if not silent:
         trouble = next((task.trouble for task in tasks if task.trouble), "")
         return OnNode(trouble or _at_it(tasks), None, bytes_done)
     since, task = min(silent, key=lambda one: one[0])
-    return OnNode(_silence(task, seen), since, bytes_done)
+    return OnNode(silence(task, seen) + _lacking(tasks), since, bytes_done)
 
 
-def _heard(task: AgentTask, seen: dict[str, datetime]) -> datetime | None:
-    """Return when an agent that can do the task was last heard, None for never."""
-    node = task.node or task.given_to
-    if node:
-        moments = [seen.get(node), task.seen_at]
-    else:
-        moments = [at for name, at in seen.items() if name not in task.cannot]
-    return max((at for at in moments if at is not None), default=None)
+def _lacking(tasks: Sequence[AgentTask]) -> str:
+    """Return which files have not come, as the end of a sentence; a hold names its place already."""
+    open_ = [one for one in tasks if one.act == AgentTask.Act.UPLOAD and one.arrived_at is None]
+    paths = sorted(one.path for one in open_)
+    if not paths:
+        return ""
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    count = "1 file has" if len(paths) == 1 else f"{len(paths)} files have"
+    return f"; {count} not come: {', '.join(paths[:_NAMED])}{more}"
 
 
 def _at_it(tasks: Sequence[AgentTask]) -> str:
@@ -201,30 +212,20 @@ def _at_it(tasks: Sequence[AgentTask]) -> str:
     return f"{len(tasks)} files are on their way from {where}" if nodes else "agents are asked for its files"
 
 
-def _silence(task: AgentTask, seen: dict[str, datetime]) -> str:
-    node = task.node or task.given_to
-    if node and node in seen:
-        return f"the agent of {node} has been silent since {seen[node]:%H:%M:%S} UTC ({task.uri})"
-    if task.cannot:
-        name, why = next(iter(task.cannot.items()))
-        return f"no agent that answered has {task.uri}; {name} says: {why['says']}"
-    whose = f"the agent of {node}" if node else "no agent of this run"
-    never = "has never asked" if node else "has asked"
-    return (
-        f"{task.uri}: is under none of ANDON_SOURCE_ROOTS, this server may not read it, and {whose} {never} "
-        "what is wanted: run `andon agent` there"
-    )
-
-
 def _raise_if_nobody_can(tasks: Sequence[AgentTask]) -> None:
-    """Raise SourceError where everybody who could do a task has said that they cannot."""
-    for task in tasks:
-        if not task.cannot or task.files:
-            continue
-        able = {task.node} if task.node else _nodes_of(task)
-        if able and able <= set(task.cannot):
-            name, why = next(iter(task.cannot.items()))
-            raise SourceError(f"{name}: {why['says']}", permanent=True)
+    """Raise SourceError where everybody who could do a task has said that they cannot: which, and why."""
+    lost = [task for task in tasks if task.cannot and not task.files and _nobody_can(task)]
+    if not lost:
+        return
+    whys = [f"{name}: {why['says']}" for task in lost for name, why in list(task.cannot.items())[:1]]
+    count = f"{len(lost)} of {len(tasks)} files: " if len(tasks) > 1 else ""
+    more = f"; and {len(whys) - _NAMED} more" if len(whys) > _NAMED else ""
+    raise SourceError(f"{count}{'; '.join(whys[:_NAMED])}{more}", permanent=True)
+
+
+def _nobody_can(task: AgentTask) -> bool:
+    able = {task.node} if task.node else _nodes_of(task)
+    return bool(able) and able <= set(task.cannot)
 
 
 def _nodes_of(task: AgentTask) -> set[str]:
@@ -262,9 +263,35 @@ def offered_to(run_id: int, node: str) -> QuerySet[AgentTask]:
     silent = _silent_nodes(run_id).values("node")
     return (
         open_tasks(run_id)
+        .exclude(act=AgentTask.Act.RELEASE)
         .filter(Q(node__in=("", node)) | Q(known=True, node__in=silent))
         .exclude(cannot__has_key=node)
         .select_related("item__dossier")
         .defer("parts")
         .order_by("act", "item__order", "id")
     )
+
+
+def task_of(run: KnownRun, task_id: str, act: str = "", *, lock: bool = False) -> AgentTask:
+    """Return a task of this run, locked until the transaction ends when `lock`.
+
+    Raises:
+        Problem: 404, also for a task of another run.
+    """
+    rows = AgentTask.objects.select_related("item__dossier", "run")
+    if lock:
+        rows = rows.select_for_update(of=("self",))
+    number = int(task_id) if task_id.isascii() and task_id.isdigit() and len(task_id) < 19 else 0
+    task = rows.filter(run_id=run.run_id, pk=number).first()
+    if task is None or (act and task.act != act):
+        # Also for a task of another run: whose it is, is nobody else's business.
+        raise Problem(404, "unknown-task", "Nothing of that id is wanted of this run.", field="id")
+    return task
+
+
+def check_node(task: AgentTask, node: str) -> None:
+    """Raise a Problem (409) unless this node may do the task."""
+    if not may_do(task, node):
+        raise Problem(
+            409, "wrong-node", f"This is asked of node {task.node!r}, not of {node!r}.", field="node"
+        )

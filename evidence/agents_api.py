@@ -11,11 +11,12 @@ from django.http import HttpRequest, HttpResponse, UnreadablePostError
 from ninja import Router
 from ninja.responses import Status
 
-from evidence import uploads
+from evidence import asking, hold_reports, uploads
+from evidence.hold_reports import HoldReport
 from evidence.intake import Part, intake
 from evidence.intake_directory import DirectoryIntake
 from evidence.models import AgentTask
-from evidence.uploads import Announced, HoldReport
+from evidence.uploads import Announced
 from evidence.vault import BytesDiffer, VaultError
 from runs.bodies import read_body
 from runs.identity import KnownRun, verified_run
@@ -90,6 +91,14 @@ class DeclineBody(msgspec.Struct):
     says: Words = ""
 
 
+class ReleasedBody(msgspec.Struct):
+    """A tree is gone: how many of its files, and what lies there and was not put there by a hold."""
+
+    node: Node
+    files: Whole = 0
+    left: Annotated[list[Annotated[str, msgspec.Meta(max_length=4096)]], msgspec.Meta(max_length=1000)] = []
+
+
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 # One slow agent must not take all threads: a part of them may be busy with a store or a part's body.
@@ -138,11 +147,11 @@ def _posted(request: HttpRequest, run: str, kind: type[Body]) -> tuple[KnownRun,
 
 @router.get("/runs/{run}/wanted", auth=None, response=dict[str, Any])
 def wanted(request: HttpRequest, run: str, node: str = "") -> dict[str, Any]:
-    """Return what the agent of a node should hold or upload, holds first; and when to ask again."""
+    """Return what the agent of a node should hold, upload or remove, holds first; and when to ask again."""
     known = _asked(request, run)
     if not 1 <= len(node) <= 200 or not node.isprintable():
         raise Problem(422, "invalid", "node: the name of the node, 1 to 200 characters", field="node")
-    return uploads.wanted(known, node)
+    return asking.wanted(known, node)
 
 
 @router.post("/runs/{run}/holds", auth=None, response=dict[str, Any])
@@ -158,7 +167,7 @@ def holds(request: HttpRequest, run: str) -> dict[str, Any]:
         last=body.last,
         changed=body.changed,
     )
-    return uploads.report_hold(known, body.id, report)
+    return hold_reports.report_hold(known, body.id, report)
 
 
 @router.post("/runs/{run}/uploads", auth=None, response=dict[str, Any])
@@ -222,3 +231,11 @@ def decline(request: HttpRequest, run: str, task: str) -> dict[str, Any]:
     known, body = _posted(request, run, DeclineBody)
     uploads.decline(known, task, node=body.node, why=body.why, says=body.says)
     return {"id": task, "state": "declined"}
+
+
+@router.post("/runs/{run}/wanted/{task}/released", auth=None, response=dict[str, Any])
+def released(request: HttpRequest, run: str, task: str) -> dict[str, Any]:
+    """Say that a held tree of this node is removed; the custody of its dossier then says so too."""
+    known, body = _posted(request, run, ReleasedBody)
+    hold_reports.report_release(known, task, node=body.node, files=body.files, left=body.left)
+    return {"id": task, "state": "released"}

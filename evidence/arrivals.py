@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from django.db import transaction
 from django.utils import timezone
 
+from evidence import leftovers
 from evidence.intake import Part, intake
 from evidence.models import AgentTask, StoredObject
 from evidence.seals import FINAL
@@ -27,6 +28,12 @@ def arrive(payload: Payload, lease: Lease) -> None:
     if task is None or task.done_at is not None or task.arrived_at is None:
         return
     store = intake()
+    if task.item.state in FINAL:
+        # Too late: what is stored now would be locked and counted on by nobody.
+        says = "it arrived after its item had ended"
+        AgentTask.objects.filter(pk=task.pk).update(done_at=timezone.now(), trouble=says)
+        store.forget(task)
+        return
     parts = parts_of(task)
     try:
         stored = store.take(task, parts)
@@ -41,10 +48,13 @@ def arrive(payload: Payload, lease: Lease) -> None:
         lease.guard()
         AgentTask.objects.filter(pk=task.pk).update(done_at=now, trouble="")
         item = type(task.item).objects.select_for_update(no_key=True).get(pk=task.item_id)
-        if item.state not in FINAL:
-            # Too late for an item that ended: a sealed one must not gain an object that no seal names.
+        if item.state in FINAL:
+            # It ended meanwhile: a sealed one must not gain an object that no seal names.
+            leftovers.ask(task.item.dossier)
+        else:
             StoredObject.objects.update_or_create(item=item, path=task.path, defaults=stored.row(now))
-        others = AgentTask.objects.filter(item=item, done_at=None).exclude(pk=task.pk)
+        uploads = AgentTask.objects.filter(item=item, act=AgentTask.Act.UPLOAD)
+        others = uploads.filter(done_at=None).exclude(pk=task.pk)
         if item.state not in FINAL and not others.exists():
             enqueue(kind="evidence.item", key=str(item.pk), payload={"item": item.pk})
     store.forget(task)

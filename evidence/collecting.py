@@ -2,13 +2,10 @@
 
 import contextlib
 import errno
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import NoReturn
 
 from botocore.exceptions import BotoCoreError
@@ -17,7 +14,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from andon import chain
-from evidence import agents, custody, retention, seals
+from evidence import agents, custody, leftovers, node_trees, retention, seals, spool
 from evidence.agents import OnNode
 from evidence.alarms import alarm
 from evidence.gathering import (
@@ -147,11 +144,15 @@ def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
         held = hold_tree(item, dossier, checkpoint.uri, manifest(checkpoint))
     now = timezone.now()
     with _locked(item, lease) as fresh:
-        # Holding and collecting are two works: the other one may have been first.
-        if fresh.state == Item.State.PLANNED and not fresh.files:
+        # Holding and collecting are two works: the other one may have been first. Nor is what was held for
+        # one checkpoint noted for another that the item came to name meanwhile.
+        named = fresh.source.get("checkpoint") == checkpoint.pk
+        if named and fresh.state == Item.State.PLANNED and not fresh.files:
             _note_held(fresh, dossier, held, now)
     # In either case: what is copied next is what was held, and by now it has files.
     item.refresh_from_db()
+    if not named:
+        raise NotYet("it came to name another checkpoint", after_s=0)
 
 
 def _note_held(fresh: Item, dossier: Dossier, held: Held, now: datetime) -> None:
@@ -181,18 +182,13 @@ def _copy(item: Item, dossier: Dossier, lease: Lease) -> None:
         _note_changes(item, dossier, lease)
     if is_held_first(item) or not newly_offered(item, dossier):
         agents.still_waiting(item)
-    spool_root = Path(settings.DATA_DIR) / "spool"
-    spool_root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    _sweep_spool(spool_root)
-    spool = Path(tempfile.mkdtemp(prefix=f"item-{item.pk}-", dir=spool_root))
-    try:
-        pieces = held_pieces(item) if is_held_first(item) else gather(item, dossier, spool)
+    spool.sweep()
+    with spool.directory(f"item-{item.pk}") as place:
+        pieces = held_pieces(item) if is_held_first(item) else gather(item, dossier, place)
         _protect_offers(item, dossier)
         first = _begin(item, lease, pieces)
         _store_all(item, dossier, lease, pieces, first)
         _finish(item, lease, pieces)
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
 
 
 def _note_changes(item: Item, dossier: Dossier, lease: Lease) -> None:
@@ -209,15 +205,6 @@ def _note_changes(item: Item, dossier: Dossier, lease: Lease) -> None:
             custody.append(dossier, "changed in place", item_name=fresh.name, data={"files": changed[:100]})
     if not all(entry["sha256"] for entry in item.files):
         raise BytesDiffer(changed[0])
-
-
-def _sweep_spool(root: Path) -> None:
-    """Remove what workers left that were killed a day ago or earlier."""
-    old = time.time() - 86_400
-    for left in root.iterdir():
-        with contextlib.suppress(OSError):
-            if left.stat().st_mtime < old:
-                shutil.rmtree(left, ignore_errors=True)
 
 
 def _protect_offers(item: Item, dossier: Dossier) -> None:
@@ -345,6 +332,8 @@ def _finish(item: Item, lease: Lease, pieces: list[Piece]) -> None:
             },
         )
         seals.seal(fresh.dossier, [fresh])
+        node_trees.let_go_sealed(fresh)
+        leftovers.ask(fresh.dossier)
         if retention.falls_short(fresh):
             retention.ask(fresh)  # a later date was promised while its bytes were copied under the earlier
 
@@ -369,6 +358,7 @@ def _end(item: Item, lease: Lease, state: str, why: str, shown_by: dict[str, obj
         fresh.state, fresh.why = state, f"{why} (custody row {row.seq})" if proof else why
         fresh.save()
         seals.seal(fresh.dossier)
+        leftovers.ask(fresh.dossier)
     return True
 
 
@@ -430,6 +420,9 @@ def _lost(item: Item, lease: Lease, why: str) -> None:
             checkpoint.verification = checkpoint.verification | {"failed": why}
             checkpoint.save(update_fields=["state", "verification"])
         settle_checkpoints(Dossier.objects.select_related("run").get(pk=item.dossier_id))
+        fresh = Item.objects.get(pk=item.pk)
+        if fresh.kind != item.kind or fresh.source.get("checkpoint", 0) not in (0, item.source["checkpoint"]):
+            node_trees.let_go(item, node_trees.GAVE_WAY)  # where none took its place, two people release it
         enqueue(kind=START, key=str(item.dossier_id), payload={"dossier": item.dossier_id})
 
 

@@ -147,6 +147,9 @@ def gather(item: Item, dossier: Dossier, spool: Path) -> list[Piece]:
 
 def _sample(entry: dict[str, Any], number: int, dossier: Dossier, spool: Path) -> Piece:
     path = f"{number:05d}-{Path(entry['uri']).name or 'file'}.encrypted"
+    if sources.lies_on_a_node(entry["uri"]):
+        samples.public_key(dossier)  # erased meanwhile: said before a node is asked for anything
+        return Piece(path, NodeSource(entry["uri"], str(entry.get("node") or sources.host_of(entry["uri"]))))
     samples.encrypt_offer(entry["uri"], spool / path, dossier)
     return _spooled(spool, path)
 

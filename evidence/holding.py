@@ -47,12 +47,20 @@ def _hold_links(item: Item, dossier: Dossier, uri: str, files: list[dict[str, An
     root = sources.root_of(base)
     assert root is not None
     try:
-        tree = held_tree.hold_tree(base, root, f"{dossier.uid}/{item.pk}", files)
+        tree = held_tree.hold_tree(base, root, tree_name(item, dossier), files)
     except HoldError as error:
         raise SourceError(error.says, permanent=error.permanent) from error
     if not tree.is_safe:
         return Held(tree.files, {"how": "none", "says": tree.says})
     return Held(tree.files, {"how": tree.how, "says": tree.says, "tree": tree.tree})
+
+
+def tree_name(item: Item, dossier: Dossier) -> str:
+    """Return the name of an item's tree: another one for each checkpoint that it comes to name.
+
+    Files of two checkpoints have the same names and sizes, so one must not be found in the tree of another.
+    """
+    return f"{dossier.uid}/{item.pk}-c{item.source.get('checkpoint', 0)}"
 
 
 def changed_since(item: Item) -> list[str]:

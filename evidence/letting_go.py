@@ -1,27 +1,32 @@
-"""Taking off what a hold put on: in the bucket or directory a checkpoint lies in, and in the vault.
+"""Taking off what a hold put on: in the bucket or directory a checkpoint lies in, on nodes, and in the vault.
 
 Holds are counted by dossier: a version that another dossier still holds keeps its legal hold.
 """
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from botocore.exceptions import BotoCoreError, ClientError
 from django.db import connection, transaction
 
-from andon import held_tree
-from evidence import s3client
+from andon import held_tree, tree_removal
+from andon.held_tree import HoldError
+from evidence import node_trees, s3client
 from evidence import sources as places
 from evidence.gates import holds_touching
-from evidence.models import Dossier, Hold, Item, StoredObject
+from evidence.models import Dossier, Hold, Item, Leftover, StoredObject
 from evidence.sources import child
 from evidence.uris import covers, normalise, s3_place
 from evidence.vault import VaultError, vault
 from evidence.vault_s3_lock import Locks, error_code
 from runs.work import Retry
 
+log = logging.getLogger(__name__)
+
 _THREADS = 16
+Kept = TypeVar("Kept", StoredObject, Leftover)
 _GONE = {"NoSuchKey", "NoSuchVersion", "404", "NoSuchBucket"}
 
 
@@ -35,21 +40,22 @@ def sources(dossier: Dossier) -> dict[str, Any]:
     """
     mine = Hold.objects.filter(dossier=dossier).values("uri")
     items = Item.objects.filter(holds__uri__in=mine, dossier__released_at__isnull=False).distinct()
-    seen = {"legal_holds_off": 0, "kept_for_others": 0, "trees_removed": 0, "trees_elsewhere": 0}
+    seen = {"legal_holds_off": 0, "kept_for_others": 0, "trees_removed": 0, "trees_not_removed": 0}
     for item in items.select_related("dossier"):
         match item.protected_by.get("how"):
             case "legal_hold":
                 off, kept = _legal_holds(item)
                 seen["legal_holds_off"] += off
                 seen["kept_for_others"] += kept
-            case "links" | "reflinks":
+            case "links" | "reflinks" if item.protected_by.get("tree"):
                 removed = _remove_tree(item)
-                seen["trees_removed" if removed else "trees_elsewhere"] += 1
-    return seen
+                seen["trees_removed" if removed else "trees_not_removed"] += 1
+    # A node may be away for long: its trees go when it is back, each with a row of its own.
+    return seen | {"trees_asked_of_nodes": node_trees.let_go_all(dossier)}
 
 
 def stored(dossier: Dossier) -> dict[str, Any]:
-    """Take the legal holds off a released dossier's own objects; their dates stay as they are.
+    """Take the legal holds off all that lies in the vault for a released dossier; its dates stay as they are.
 
     Raises:
         Retry: the vault did not answer.
@@ -58,8 +64,9 @@ def stored(dossier: Dossier) -> dict[str, Any]:
     objects = list(
         StoredObject.objects.filter(item__dossier=dossier, deleted_at=None).exclude(item__lock="none")
     )
+    left_over = list(Leftover.objects.filter(item__dossier=dossier, deleted_at=None))
 
-    def let_go(one: StoredObject) -> StoredObject:
+    def let_go(one: Kept) -> Kept:
         try:
             one.protected_by = store.let_go(one.key, one.version_id)
         finally:
@@ -69,11 +76,13 @@ def stored(dossier: Dossier) -> dict[str, Any]:
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
             done = list(pool.map(let_go, objects))
+            also = list(pool.map(let_go, left_over))
     except VaultError as error:
         raise Retry(300 if error.permanent else 10, error.says) from error
     with transaction.atomic():
         StoredObject.objects.bulk_update(done, ["protected_by"], batch_size=500)
-    return {"vault_objects": len(done)}
+        Leftover.objects.bulk_update(also, ["protected_by"], batch_size=500)
+    return {"vault_objects": len(done)} | ({"left_over": len(also)} if also else {})
 
 
 def _legal_holds(item: Item) -> tuple[int, int]:
@@ -124,11 +133,18 @@ def _held_by_others(names: set[str]) -> set[str]:
 def _remove_tree(item: Item) -> bool:
     """Remove an item's own hard links; the files keep every other name they have.
 
-    False when the tree lies on another machine, or where this server may not touch anything.
+    False where this server may not touch anything any more, and when something that is not ours lies there.
     """
-    tree = Path(str(item.protected_by.get("tree") or ""))
-    named = (held_tree.TREES, str(item.dossier.uid), str(item.pk))
-    if tree.parts[-3:] != named or places.root_of(tree) is None:
+    tree = Path(str(item.protected_by["tree"]))
+    root = places.root_of(tree)
+    named = tree.parts[-3:-1] == (held_tree.TREES, str(item.dossier.uid))
+    mine = named and tree.name.partition("-")[0] == str(item.pk)
+    if not mine or root is None or root not in tree.parents:
         return False
-    held_tree.drop(tree)
-    return not tree.exists()
+    base_name = Path(str(item.source.get("uri", ""))).name
+    ours = {str(entry["path"]) or base_name: entry.get("inode") for entry in item.files}
+    try:
+        return not tree_removal.remove(tree, root, ours).left
+    except HoldError as error:
+        log.warning("item %s: its held tree stays: %s", item.pk, error.says)
+        return False

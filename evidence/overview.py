@@ -11,7 +11,7 @@ from django.utils import timezone
 from andon import policy as rules
 from andon.policy import CostRules
 from evidence import fixity, lost_locks
-from evidence.models import Dossier, Hold, Item, StoredObject, StoreProbe
+from evidence.models import Dossier, Hold, Item, Leftover, StoredObject, StoreProbe
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
 from evidence.vault_probe import OLD_AFTER, PROBE
@@ -48,6 +48,7 @@ class DossierLine:
     missing: int
     bytes_stored: int
     objects: int
+    left_over: int  # of the objects: in no seal, and gone with the dossier's release
     damaged: int
     holds: int
     kept_until: datetime | None  # when the first of its items may go
@@ -115,6 +116,11 @@ def lines(
         .values(dossier=F("item__dossier"))
         .annotate(n=Count("id"), total=Sum("bytes_total"), damaged_n=Count("id", filter=~Q(mismatch="")))
     )
+    also = _by_dossier(
+        Leftover.objects.filter(item__dossier__in=listed, deleted_at=None)
+        .values(dossier=F("item__dossier"))
+        .annotate(n=Count("id"), total=Sum("bytes_total"))
+    )
     holds = _by_dossier(
         Hold.objects.filter(dossier__in=listed, released_at=None).values("dossier").annotate(n=Count("id"))
     )
@@ -125,7 +131,8 @@ def lines(
     made = []
     for one in listed:
         seen, kept = items.get(one.pk, {}), stored.get(one.pk, {})
-        size = kept.get("total") or 0
+        left = also.get(one.pk, {})
+        size = (kept.get("total") or 0) + (left.get("total") or 0)
         made.append(
             DossierLine(
                 dossier=one,
@@ -133,7 +140,8 @@ def lines(
                 sealed=seen.get("sealed_n", 0),
                 missing=seen.get("missing_n", 0),
                 bytes_stored=size,
-                objects=kept.get("n", 0),
+                objects=kept.get("n", 0) + left.get("n", 0),
+                left_over=left.get("n", 0),
                 damaged=kept.get("damaged_n", 0),
                 holds=holds.get(one.pk, {}).get("n", 0),
                 kept_until=seen.get("until"),
@@ -177,7 +185,11 @@ def totals(person: Person) -> Totals:
         read=Max("checked_at"),
         unread=Count("id", filter=Q(checked_at=None)),
     )
-    by_run = dict(kept.values_list("item__dossier__run").annotate(total=Sum("bytes_total")))
+    left = Leftover.objects.filter(item__dossier__in=dossiers, deleted_at=None)
+    by_run: dict[int, int] = {}
+    for rows in (kept, left):
+        for run_id, total in rows.values_list("item__dossier__run").annotate(total=Sum("bytes_total")):
+            by_run[run_id] = by_run.get(run_id, 0) + total
     priced = prices(set(Run.objects.filter(pk__in=by_run)))
     amounts: dict[str, float] = {}
     for run_id, size in by_run.items():
@@ -186,7 +198,7 @@ def totals(person: Person) -> Totals:
     expiring = Item.objects.filter(dossier__in=dossiers, retain_until__gt=timezone.now())
     return Totals(
         dossiers=dossiers.filter(deleted_at=None).count(),
-        objects=summed["n"],
+        objects=summed["n"] + left.count(),
         bytes_stored=sum(by_run.values()),
         damaged=summed["damaged"],
         costs=[Cost(amount, currency) for currency, amount in sorted(amounts.items())],

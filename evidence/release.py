@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Sum
+from django.db.models import Count, Sum
 from django.utils import timezone
 
-from evidence import custody, letting_go, two_people
-from evidence.models import Dossier, Hold, Item, StoredObject, VaultRequest
+from evidence import custody, leftovers, letting_go, node_trees, two_people
+from evidence.models import Dossier, Hold, Item, Leftover, StoredObject, VaultRequest
 from evidence.seals import FINAL, bag_path
 from evidence.two_people import Reason, live_request
 from evidence.vault import VaultError, vault
@@ -116,13 +116,19 @@ def decline(*, request: VaultRequest, person: Person, why: str) -> VaultRequest:
 
 def held(dossier: Dossier) -> dict[str, Any]:
     """Return what a release lets go of: holds on sources, and the stored objects that stay."""
-    return {"holds": Hold.objects.filter(dossier=dossier, released_at=None).count()} | stored(dossier)
+    holds = Hold.objects.filter(dossier=dossier, released_at=None).count()
+    return {"holds": holds, "trees": node_trees.count(dossier)} | stored(dossier)
 
 
 def stored(dossier: Dossier) -> dict[str, Any]:
     """Return what a deletion deletes: stored objects and their bytes."""
-    rows = StoredObject.objects.filter(item__dossier=dossier, deleted_at=None)
-    return {"objects": rows.count(), "bytes": rows.aggregate(total=Sum("bytes_total"))["total"] or 0}
+    total = {"objects": 0, "bytes": 0}
+    for kind in (StoredObject, Leftover):
+        rows = kind.objects.filter(item__dossier=dossier, deleted_at=None)
+        found = rows.aggregate(n=Count("id"), total=Sum("bytes_total"))
+        total["objects"] += found["n"]
+        total["bytes"] += found["total"] or 0
+    return total
 
 
 def _begin_release(dossier: Dossier, request: VaultRequest) -> None:
@@ -160,9 +166,18 @@ def release(payload: Payload, lease: Lease) -> None:
     request = _agreed(payload)
     if request is None:
         return
+    _find_leftovers(request.dossier)
     seen = letting_go.sources(request.dossier)
     seen |= letting_go.stored(request.dossier)
     _finish(request, lease, "released", seen, released_at=request.dossier.released_at)
+
+
+def _find_leftovers(dossier: Dossier) -> None:
+    """Give what lies in the store and in no row its row first: it goes with the rest."""
+    try:
+        leftovers.find(dossier)
+    except VaultError as error:
+        raise Retry(300 if error.permanent else 10, error.says) from error
 
 
 @handler(DELETE)
@@ -172,8 +187,12 @@ def delete(payload: Payload, lease: Lease) -> None:
     if request is None:
         return
     dossier, store = request.dossier, vault()
+    _find_leftovers(dossier)
     for item in Item.objects.filter(dossier=dossier).defer("files", "source"):
-        left = list(StoredObject.objects.filter(item=item, deleted_at=None).order_by("path"))
+        left: list[StoredObject | Leftover] = [
+            *StoredObject.objects.filter(item=item, deleted_at=None).order_by("path"),
+            *Leftover.objects.filter(item=item, deleted_at=None),
+        ]
         for start in range(0, len(left), _DELETED_AT_ONCE):
             some = left[start : start + _DELETED_AT_ONCE]
             try:
@@ -185,7 +204,9 @@ def delete(payload: Payload, lease: Lease) -> None:
             with transaction.atomic():
                 lease.guard()
                 Dossier.objects.select_for_update(no_key=True).get(pk=dossier.pk)
-                StoredObject.objects.filter(pk__in=[one.pk for one in some]).update(deleted_at=timezone.now())
+                for kind in (StoredObject, Leftover):
+                    mine = [one.pk for one in some if isinstance(one, kind)]
+                    kind.objects.filter(pk__in=mine).update(deleted_at=timezone.now())
                 custody.append(
                     dossier,
                     "objects deleted",
@@ -195,7 +216,7 @@ def delete(payload: Payload, lease: Lease) -> None:
                     data={
                         "objects": len(some),
                         "bytes": sum(one.bytes_total for one in some),
-                        "names": [bag_path(item, one.path) for one in some],
+                        "names": [bag_path(item, one.path) for one in some if isinstance(one, StoredObject)],
                     },
                 )
     _finish(

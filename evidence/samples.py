@@ -1,21 +1,19 @@
-"""Raw samples: kept only where a policy names them, and encrypted with the dossier's own key.
+"""Raw samples: kept only where a policy names them, and encrypted to the dossier's own key.
 
 A lock or an exported bag cannot give bytes back. Erasing the key erases the samples wherever they lie,
-under COMPLIANCE and in copies too, and leaves chain, seals and digests true.
+under COMPLIANCE and in copies too, and leaves chain, seals and digests true. Where only a node can read
+them, its agent gets the public half and encrypts them before they leave it.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from django.db import transaction
 from django.utils import timezone
 
+from andon.sample_cipher import NotReadable, decrypted, encrypted, new_secret, public_of
 from evidence import custody, sources, two_people
-from evidence.hashing import chunks
 from evidence.models import Dossier, Item, SampleKey, StoredObject, VaultRequest
 from evidence.outcomes import Nothing
 from evidence.refused import Refused
@@ -23,10 +21,6 @@ from evidence.two_people import Reason
 from evidence.vault import vault
 from runs.models import Person, Role
 
-MAGIC = b"andon-samples/1\n"
-_CHUNK_BYTES = 1 << 20
-_PREFIX_BYTES = 8  # of the nonce; the number of the chunk is the rest
-_TAG_BYTES = 16
 _KIND = VaultRequest.Kind.ERASURE
 
 
@@ -34,20 +28,31 @@ class Erased(Exception):
     """The key of these samples was erased, or these are not samples of this dossier."""
 
 
-def encrypt_offer(uri: str, target: Path, dossier: Dossier) -> None:
-    """Write an offered file to `target`, encrypted (AES-256-GCM by chunks of 1 MiB).
+def public_key(dossier: Dossier) -> bytes:
+    """Return the public half of a dossier's key; made the first time.
 
     Raises:
-        Nothing: it lies on a node, or the key was erased: it is never stored as it is.
+        Nothing: the key was erased: raw samples are never stored as they are.
+    """
+    made = {"key": new_secret(), "made_at": timezone.now()}
+    kept, _ = SampleKey.objects.get_or_create(dossier=dossier, defaults=made)
+    if kept.key is None:
+        raise Nothing("the key of this dossier's raw samples was erased")
+    return public_of(bytes(kept.key))
+
+
+def encrypt_offer(uri: str, target: Path, dossier: Dossier) -> None:
+    """Write an offered file that this server may read to `target`, encrypted.
+
+    Raises:
+        Nothing: the key was erased.
         SourceError: it does not give its bytes.
     """
-    if not sources.is_readable_here(uri):
-        raise Nothing("raw samples are taken only where this server reads them itself, to encrypt them first")
-    key = _key_for(dossier)
+    public = public_key(dossier)
     source = sources.open_uri(uri)
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open() as file, target.open("wb") as out:
-        for block in _encrypted(file, source.bytes_total, key):
+        for block in encrypted(file, source.bytes_total, public):
             out.write(block)
 
 
@@ -74,7 +79,14 @@ def read_samples(*, one: StoredObject, person: Person, why: str) -> Iterator[byt
             object_sha256=one.sha256,
             data={"path": one.path, "why": why.strip()},
         )
-    return _decrypted(vault().open(one.key, one.version_id), bytes(kept.key))
+    return _plain(one, bytes(kept.key))
+
+
+def _plain(one: StoredObject, secret: bytes) -> Iterator[bytes]:
+    try:
+        yield from decrypted(vault().open(one.key, one.version_id), secret)
+    except NotReadable as error:
+        raise Erased(str(error)) from error
 
 
 def why_not_erase(dossier: Dossier) -> Reason:
@@ -117,53 +129,3 @@ def _erase(dossier: Dossier, request: VaultRequest) -> None:
     SampleKey.objects.filter(dossier=dossier).update(key=None, erased_at=now)
     request.state, request.done_at = VaultRequest.State.DONE, now
     request.save(update_fields=["state", "done_at"])
-
-
-def _key_for(dossier: Dossier) -> bytes:
-    made = {"key": AESGCM.generate_key(256), "made_at": timezone.now()}
-    kept, _ = SampleKey.objects.get_or_create(dossier=dossier, defaults=made)
-    if kept.key is None:
-        raise Nothing("the key of this dossier's raw samples was erased")
-    return bytes(kept.key)
-
-
-def _encrypted(file: IO[bytes], bytes_total: int, key: bytes) -> Iterator[bytes]:
-    cipher, prefix = AESGCM(key), os.urandom(_PREFIX_BYTES)
-    yield MAGIC + prefix
-    left, number = bytes_total, 0
-    while True:
-        plain = b"".join(chunks(file, min(_CHUNK_BYTES, left)))
-        left -= len(plain)
-        last = left <= 0 or not plain
-        # Which chunk is the last is authenticated: a file that was cut does not read as a shorter one.
-        yield cipher.encrypt(_nonce(prefix, number), plain, b"last" if last else b"more")
-        if last:
-            return
-        number += 1
-
-
-def _decrypted(file: IO[bytes], key: bytes) -> Iterator[bytes]:
-    cipher = AESGCM(key)
-    with file:
-        head = b"".join(chunks(file, len(MAGIC) + _PREFIX_BYTES))
-        if not head.startswith(MAGIC):
-            raise Erased("these are no samples that Andon encrypted")
-        block, number = _block(file), 0
-        while True:
-            after = _block(file)
-            try:
-                nonce = _nonce(head[len(MAGIC) :], number)
-                yield cipher.decrypt(nonce, block, b"more" if after else b"last")
-            except InvalidTag as error:
-                raise Erased(f"chunk {number} is not what was stored, or belongs to another key") from error
-            if not after:
-                return
-            block, number = after, number + 1
-
-
-def _block(file: IO[bytes]) -> bytes:
-    return b"".join(chunks(file, _CHUNK_BYTES + _TAG_BYTES))
-
-
-def _nonce(prefix: bytes, number: int) -> bytes:
-    return prefix + number.to_bytes(4, "big")

@@ -13,7 +13,7 @@ from evidence.checkpoints import Choice, choose
 from evidence.gates import live_allows
 from evidence.holds import hold
 from evidence.kinds import VIEW_KINDS, WINDOW_KINDS, words
-from evidence.models import Dossier, Item
+from evidence.models import Dossier, Item, StoredObject
 from evidence.planned_items import copy_of, describe, point_at
 
 
@@ -44,8 +44,10 @@ def _settle_last_good(dossier: Dossier, items: list[Item], choice: Choice, now: 
     chosen = choice.last_good.pk if choice.last_good else None
     if item.source.get("checkpoint") == chosen and not (chosen is None and item.state == Item.State.PLANNED):
         return
-    if item.held_at is not None and chosen is not None:
-        # Bytes are held for the old choice: it stays in the dossier under another kind.
+    has_bytes = item.held_at is not None or StoredObject.objects.filter(item=item).exists()
+    if has_bytes and chosen is not None:
+        # Bytes are held or stored for the old choice: it stays in the dossier under another kind, so that
+        # each of them has a row that says what it is and until when it is kept.
         old_name = item.name
         Item.objects.filter(pk=item.pk).update(
             kind="checkpoint_ladder", name=f"no longer last good: {old_name}"[:200], required=False
@@ -58,7 +60,7 @@ def _settle_last_good(dossier: Dossier, items: list[Item], choice: Choice, now: 
         # What was sealed as its optimizer, RNG or loader is a view of the old one.
         _again(dossier, VIEW_KINDS, f"view of the {fresh.name}")
         return
-    if chosen is None and item.held_at is not None:
+    if chosen is None and has_bytes:
         return
     describe(item, choice)
     item.save()

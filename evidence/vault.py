@@ -1,6 +1,6 @@
 """The vault: one interface, behind it a directory or an S3 bucket with Object Lock."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -57,6 +57,16 @@ class Stored:
             "protected_by": self.protected_by,
             "stored_at": at,
         }
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One version as a listing of the store names it."""
+
+    key: str
+    version_id: str
+    bytes_total: int
+    stored_at: datetime
 
 
 class Vault(Protocol):
@@ -131,6 +141,10 @@ class Vault(Protocol):
         Raises:
             VaultError: permanent while a date or a hold still protects it; no lock is ever bypassed.
         """
+        ...
+
+    def listed(self, prefix: str) -> Iterator[Listed]:
+        """Yield every version whose key begins with `prefix`. Raises VaultError, also while iterating."""
         ...
 
     def uri(self, key: str, version_id: str) -> str:

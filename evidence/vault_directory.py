@@ -3,20 +3,24 @@
 import contextlib
 import errno
 import os
+import shutil
+import time
 import uuid
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
 from andon.signing import fsync_directory
 from evidence.hashing import PartHasher, chunks, part_bytes_for
 from evidence.sources import FileSource, Source
-from evidence.vault import BytesDiffer, Progress, Stored, VaultError
+from evidence.vault import BytesDiffer, Listed, Progress, Stored, VaultError
 
 # Said wherever the protection of such an object is shown.
 SAYS = "not locked: read-only files in a directory; root and the owner of the directory can still delete them"
 PROTECTION: dict[str, Any] = {"mode": "read-only", "until": None, "legal_hold": None, "says": SAYS}
 _READ_ONLY = 0o440
+ABANDONED_AFTER_S = 7 * 86_400.0
 
 
 class DirectoryVault:
@@ -137,6 +141,17 @@ class DirectoryVault:
         except OSError as error:
             raise self._error(error) from error
 
+    def listed(self, prefix: str) -> Iterator[Listed]:
+        """See `Vault.listed`."""
+        try:
+            for file in sorted(self._path(prefix).rglob("*")):
+                if file.is_file():
+                    about = file.stat()
+                    key = str(file.relative_to(self.root / "objects"))
+                    yield Listed(key, "", about.st_size, datetime.fromtimestamp(about.st_mtime, UTC))
+        except OSError as error:
+            raise self._error(error) from error
+
     def uri(self, key: str, version_id: str) -> str:
         """See `Vault.uri`."""
         return self._path(key).as_uri()
@@ -155,6 +170,16 @@ class DirectoryVault:
         from evidence.vault_probe import probe_directory
 
         return probe_directory(self)
+
+    def abort_abandoned(self) -> None:
+        """Remove what killed workers and agents that never came back left half written, after a week."""
+        before_s = time.time() - ABANDONED_AFTER_S
+        for left in [*(self.root / "incoming").glob("*"), *(self.root / "incoming" / "uploads").glob("*")]:
+            # A part that arrives renews its directory; who comes back later still begins anew.
+            with contextlib.suppress(OSError):
+                if left.name == "uploads" or left.stat().st_mtime > before_s:
+                    continue
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
 
     def has(self, key: str) -> bool:
         """Return whether there is an object under a key."""

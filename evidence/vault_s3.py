@@ -1,5 +1,6 @@
 """A vault in an S3 bucket: uploads or server-side copies, reads by version, locks read back once set."""
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -10,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from evidence import s3client
 from evidence.hashing import PartHasher, chunks, part_bytes_for
 from evidence.sources import Source
-from evidence.vault import KEYS, BytesDiffer, Progress, Stored, VaultError
+from evidence.vault import KEYS, BytesDiffer, Listed, Progress, Stored, VaultError
 from evidence.vault_s3_copy import Copies
 from evidence.vault_s3_lock import Locks
 from evidence.vault_s3_parts import Job, Made, abort, unfinished, version_of
@@ -247,6 +248,17 @@ class S3Vault:
             self.locks.delete(key, version_id)
         except (BotoCoreError, ClientError) as error:
             raise self._error(key, error) from error
+
+    def listed(self, prefix: str) -> Iterator[Listed]:
+        """See `Vault.listed`. Delete markers are no versions."""
+        pages = self.client.get_paginator("list_object_versions").paginate(
+            Bucket=self.place.bucket, Prefix=prefix
+        )
+        try:
+            for row in (row for page in pages for row in page.get("Versions", [])):
+                yield Listed(row["Key"], version_of(row), row["Size"], row["LastModified"])
+        except (BotoCoreError, ClientError) as error:
+            raise self._error(prefix, error) from error
 
     def uri(self, key: str, version_id: str) -> str:
         """See `Vault.uri`."""

@@ -1,4 +1,4 @@
-"""The agent's turn, over and over: ask what is wanted, hold at once, upload beside it, watch what is held."""
+"""The agent's turn, over and over: ask what is wanted, hold at once; upload and remove beside it; watch."""
 
 import logging
 import threading
@@ -20,8 +20,10 @@ from andon.client_http import AnswerError, Backoff, Unreachable
 logger = logging.getLogger("andon.agent")
 
 WATCH_EVERY_S = 60.0
+FORGET_AFTER_S = 14 * 86_400.0  # longer than any item's deadline; what is still wanted is made anew
 # Said by the server when a task went to somebody else or is done meanwhile: nothing to try again.
 _OVER = frozenset({"unknown-task", "not-wanted", "wrong-node", "other-bytes"})
+_BESIDE = frozenset({"upload", "encrypt", "release"})  # what a hold never waits for
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,11 @@ class NodeAgent:
         self.settings = settings
         self.pace = Pace(settings.max_mb_per_s)
         self.server = Server(settings.url, settings.run, settings.secret, settings.node)
-        state = State(settings.state)
-        state.clear(f"{settings.url} {settings.run}")
+        self.state = State(settings.state)
+        self.state.clear(f"{settings.url} {settings.run}")
         roots = Roots(settings.roots)
-        self.holder = Holder(self.server, roots, state)
-        self.uploader = Uploader(self.server, roots, state, Putter(self.pace))
+        self.holder = Holder(self.server, roots, self.state)
+        self.uploader = Uploader(self.server, roots, self.state, Putter(self.pace))
         self._stopped = threading.Event()
         self._busy: set[str] = set()
         self._lock = threading.Lock()
@@ -75,6 +77,7 @@ class NodeAgent:
                     self.uploader.settle()
                     if time.monotonic() - watched_s > WATCH_EVERY_S:
                         self.holder.watch()
+                        self.state.forget_old(FORGET_AFTER_S)
                         watched_s = time.monotonic()
                     if once and not answer["items"] and not self._busy:
                         return
@@ -95,7 +98,7 @@ class NodeAgent:
                 continue
             if task["act"] == "hold":
                 self._do(task)  # at once and before any upload: holds never wait
-            elif task["act"] == "upload":
+            elif task["act"] in _BESIDE:
                 pool.submit(self._do, task)
             else:
                 self._end(str(task["id"]))  # a newer server's; another agent may know it
@@ -123,6 +126,8 @@ class NodeAgent:
                 return
             if task["act"] == "hold":
                 self.holder.hold(task)
+            elif task["act"] == "release":
+                self.holder.release(task)
             else:
                 self.uploader.upload(task)
             failed = False

@@ -1,9 +1,10 @@
-"""What an agent keeps on disk, so that being killed costs it little: notes as JSON, and masked copies."""
+"""What an agent keeps on disk, so that being killed costs it little: notes as JSON, and copies to send."""
 
 import contextlib
 import json
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,23 @@ class State:
         return sorted(note.stem for note in (self.directory / kind).glob("*.json"))
 
     def copy_of(self, task: str) -> Path:
-        """Return where the masked copy of a task's file lies; its directory exists."""
+        """Return where the masked or encrypted copy of a task's file lies; its directory exists."""
         place = self.directory / "copies"
         place.mkdir(parents=True, exist_ok=True, mode=0o700)
         return place / _checked(task)
 
     def drop_copy(self, task: str) -> None:
-        """Remove a task's masked copy."""
+        """Remove a task's copy."""
         self.copy_of(task).unlink(missing_ok=True)
+
+    def forget_old(self, seconds: float) -> None:
+        """Remove copies and notes of uploads that nobody asked for in so long: their items have ended."""
+        before_s = time.time() - seconds
+        for kind in ("copies", "uploads", "sent"):
+            for file in (self.directory / kind).glob("*"):
+                with contextlib.suppress(OSError):
+                    if file.stat().st_mtime < before_s:
+                        file.unlink()
 
     def clear(self, run: str) -> None:
         """Remove everything when the directory served another server or run: ids would mean other things."""

@@ -1,9 +1,12 @@
-"""One file on its way to the vault: masked here where it is text, cut into parts, sent, and sent again."""
+"""One file on its way to the vault: masked or encrypted here, cut into parts, sent, and sent again."""
 
+import base64
+import contextlib
 import hashlib
 import logging
 import os
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from andon.agent.state import State
 from andon.client_http import AnswerError
 from andon.hashing import CHUNK_BYTES, chunks, part_bytes_for
 from andon.masking import mask_lines, read_lines
+from andon.sample_cipher import encrypted
 
 logger = logging.getLogger("andon.agent")
 
@@ -61,7 +65,13 @@ class Uploader:
             AnswerError, Unreachable, PutFailed, OSError: not now; the task stays wanted.
         """
         id_ = str(task["id"])
-        file = self._masked(task) if task.get("mask") else self._as_it_is(task)
+        if task["act"] == "encrypt":
+            file = self._copied(task, lambda source, copy: _encrypt(source, copy, str(task["public_key"])))
+        elif task.get("mask"):
+            tail = (task.get("window") or {}).get("tail_bytes")
+            file = self._copied(task, lambda source, copy: _mask(source, copy, tail))
+        else:
+            file = self._as_it_is(task)
         self._send(id_, file)
         parts = [file.part(n) for n in range(1, len(file.parts) + 1)]
         body = {**file.document(), "parts": parts}
@@ -96,15 +106,14 @@ class Uploader:
 
     # --- what to send
 
-    def _masked(self, task: dict[str, Any]) -> _File:
-        """Return a copy without secrets, made once: a restart goes on with the same bytes."""
+    def _copied(self, task: dict[str, Any], write: Callable[[Path, Path], None]) -> _File:
+        """Return the copy that may leave the node, made once: a restart goes on with the same bytes."""
         id_ = str(task["id"])
         copy = self.state.copy_of(id_)
         if not copy.exists():
             source, _ = self.roots.path_of(str(task["paths"][0]))
-            tail = (task.get("window") or {}).get("tail_bytes")
             part = copy.with_name(f"{copy.name}.part")
-            _mask(source, part, tail)
+            write(source, part)
             part.rename(copy)
         return self._digested(task, copy)
 
@@ -194,17 +203,33 @@ def _digests(path: Path, size: int, part_bytes: int) -> tuple[str, list[tuple[st
 
 def _mask(source: Path, target: Path, tail_bytes: int | None) -> None:
     """Write a log (or its end) without secrets; it is cut at the size it has now."""
+    with _said(source), source.open("rb") as file, target.open("wb") as out:
+        size = os.fstat(file.fileno()).st_size
+        skip = 0 if tail_bytes is None else max(0, size - tail_bytes)
+        if skip:
+            file.seek(skip)
+            out.write(b"[the last %d of %d bytes]\n" % (size - skip, size))
+        for line in mask_lines(read_lines(file, size - skip, is_cut=skip > 0)):
+            out.write(line)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _encrypt(source: Path, target: Path, public_key: str) -> None:
+    """Write raw samples encrypted to their dossier's key; the plain bytes never leave the node."""
+    with _said(source), source.open("rb") as file, target.open("wb") as out:
+        size = os.fstat(file.fileno()).st_size
+        for block in encrypted(file, size, base64.b64decode(public_key)):
+            out.write(block)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+@contextlib.contextmanager
+def _said(source: Path) -> Iterator[None]:
+    """Turn what makes a file unreadable for good into the word that the wire has for it."""
     try:
-        with source.open("rb") as file, target.open("wb") as out:
-            size = os.fstat(file.fileno()).st_size
-            skip = 0 if tail_bytes is None else max(0, size - tail_bytes)
-            if skip:
-                file.seek(skip)
-                out.write(b"[the last %d of %d bytes]\n" % (size - skip, size))
-            for line in mask_lines(read_lines(file, size - skip, is_cut=skip > 0)):
-                out.write(line)
-            out.flush()
-            os.fsync(out.fileno())
+        yield
     except FileNotFoundError as error:
         raise Declined("not-here", f"{source}: {error.strerror}") from error
     except (PermissionError, IsADirectoryError) as error:

@@ -81,6 +81,13 @@ class Node:
         self.started.clear()
 
 
+def stopped_at(agent: "subprocess.Popen[str]") -> bool:
+    """Return whether an agent has said that it stopped at its stage; asked over and over, it never waits."""
+    assert agent.stdout is not None
+    os.set_blocking(agent.stdout.fileno(), False)
+    return agent.stdout.readline() == "here\n"
+
+
 def work_until(holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Do the server's work, over and over, until something holds."""
     end_s = time.monotonic() + timeout_s

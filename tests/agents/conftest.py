@@ -10,8 +10,10 @@ from django.conf import LazySettings
 from runs import identity
 from tests.agents.beside import Node
 from tests.evidence import world
-from tests.evidence.conftest import s3_url
+from tests.evidence.conftest import clock, s3_url
 from tests.servers import S3
+
+__all__ = ["clock"]  # a fixture of the vault's tests
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The agent as a process beside a real server: it holds, masks and uploads, and survives being killed."""
 
-import os
 import shutil
 from datetime import timedelta
 from pathlib import Path
@@ -11,8 +10,10 @@ from django.utils import timezone
 from evidence.custody import verify_custody
 from evidence.gates import resume_gate
 from evidence.models import Agent, AgentTask, Item, StoredObject
+from evidence.samples import read_samples
 from evidence.vault import vault
-from tests.agents.beside import Node, contain, states, suspect, work_until
+from runs.models import Membership, Person, Role
+from tests.agents.beside import Node, contain, states, stopped_at, suspect, work_until
 from tests.evidence import world
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -105,15 +106,7 @@ def test_an_agent_killed_at_any_stage_goes_on_after_a_restart(
     dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
     where, after = STAGES[stage]
     agent = node.agent("--uploads", "1", stage=where, after=after)
-    reached: list[str] = []
-
-    def stopped() -> bool:
-        assert agent.stdout is not None
-        os.set_blocking(agent.stdout.fileno(), False)
-        reached.append(agent.stdout.readline())
-        return "here\n" in reached
-
-    work_until(stopped)
+    work_until(lambda: stopped_at(agent))
     assert states(dossier)[LAST_GOOD] != "sealed"
     node.kill()
     node.agent()
@@ -144,7 +137,11 @@ def test_an_agent_that_is_gone_is_said_and_given_up_at_the_deadline(node: Node, 
     assert item.why.startswith("the agent of n1 has been silent since ")
     Item.objects.update(deadline=timezone.now())
     work_until(lambda: states(dossier)[LAST_GOOD] == "missing")
-    assert "silent since" in dossier.items.get().why
+    why = dossier.items.get().why
+    assert "silent since" in why
+    assert "4 files have not come: commit.json, shard-00000.bin, shard-00001.bin and 1 more" in why
+    assert not StoredObject.objects.exists()
+    assert resume_gate(dossier).open is False
     assert verify_custody(dossier) == []
 
 
@@ -206,3 +203,86 @@ def test_a_snapshot_on_a_node_is_listed_held_and_kept_as_it_is(node: Node, vault
     kept = stored(dossier.items.get())
     assert {str(entry["path"]): str(entry["sha256"]) for entry in table}.items() <= kept.items()
     assert text_of(dossier.items.get(), "empty.bin") == b""
+
+
+SAMPLE = b'{"text": "what somebody wrote"}\n'
+
+
+def offer_samples(node: Node, **files: bytes) -> None:
+    for name, body in files.items():
+        path = node.disk / f"{name}.jsonl"
+        path.write_bytes(body)
+        told = {"kind": "raw_samples", "uri": path.as_uri(), "node": "n1"}
+        world.post(node.run, "artifact.available", data=told)
+
+
+@pytest.mark.parametrize(
+    "stage", [None, ("andon.agent.putting/Putter:put", 0), ("andon.agent.uploading:_encrypt", 1)]
+)
+def test_raw_samples_on_a_node_leave_it_encrypted_and_a_vault_officer_reads_them(
+    stage: tuple[str, int] | None, node: Node, vault_dir: Path, bob: Person
+) -> None:
+    bodies = {"batch-1000": SAMPLE * 1000, "batch-1001": SAMPLE * 100_000}
+    offer_samples(node, **bodies)
+    dossier = world.open_dossier(node.run, rules=world.policy("raw_samples"))
+    world.age(dossier, 60)
+    if stage is not None:  # killed there, and started again
+        agent = node.agent("--uploads", "1", stage=stage[0], after=stage[1])
+        work_until(lambda: stopped_at(agent))
+        node.kill()
+    node.agent()
+    work_until(lambda: states(dossier)["raw_samples"] == "sealed")
+    kept = {one.path: one for one in StoredObject.objects.all()}
+    assert sorted(kept) == ["00000-batch-1000.jsonl.encrypted", "00001-batch-1001.jsonl.encrypted"]
+    # Not a plain byte anywhere but where the trainer wrote it.
+    work_until(lambda: not list((node.state / "copies").iterdir()))
+    for place in (vault_dir, node.state):
+        assert not any(b"somebody" in file.read_bytes() for file in place.rglob("*") if file.is_file())
+    Membership.objects.filter(person=bob).update(roles=[Role.VAULT_OFFICER])
+    for (name, body), one in zip(bodies.items(), kept.values(), strict=True):
+        assert name in one.path
+        assert b"".join(read_samples(one=one, person=bob, why="which documents?")) == body
+    assert dossier.seals.count() == 1
+    assert verify_custody(dossier) == []
+
+
+def test_raw_samples_that_a_node_does_not_have_are_named(node: Node, vault_dir: Path) -> None:
+    offer_samples(node, one=SAMPLE, two=SAMPLE, three=SAMPLE)
+    (node.disk / "two.jsonl").unlink()
+    dossier = world.open_dossier(node.run, rules=world.policy("raw_samples"))
+    world.age(dossier, 60)
+    work_until(lambda: dossier.items.get().silent_since is not None)
+    assert "3 files have not come: 00000-one.jsonl.encrypted, 00001-two" in dossier.items.get().why
+    node.agent()
+    work_until(lambda: states(dossier)["raw_samples"] == "missing")
+    why = dossier.items.get().why
+    assert f"n1: {node.disk}/two.jsonl: No such file or directory" in why
+    assert not resume_gate(dossier).open
+    assert verify_custody(dossier) == []
+
+
+def test_an_agent_killed_in_an_upload_that_never_comes_back_leaves_nothing_half(
+    node: Node, vault_dir: Path
+) -> None:
+    """Two files of two parts; one part is in the store when the node dies for good."""
+    checkpoint(node, size=9 << 20, files=2)
+    dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
+    agent = node.agent("--uploads", "1", stage="andon.agent.putting/Putter:put", after=2)
+    work_until(lambda: stopped_at(agent))
+    assert dossier.items.get().held_at is not None
+    node.kill()
+    shutil.rmtree(node.disk)
+    Agent.objects.update(seen_at=timezone.now() - timedelta(minutes=5))
+    AgentTask.objects.update(seen_at=None)
+    Item.objects.update(deadline=timezone.now())
+    work_until(lambda: states(dossier)[LAST_GOOD] == "missing")
+    item = dossier.items.get()
+    assert "have not come" in item.why or "has not come" in item.why
+    assert "shard-00001.bin" in item.why
+    gate = resume_gate(dossier)
+    assert (gate.open, "missing: silent since" in gate.lines[0].says) == (False, True)
+    # What came whole is kept and has its row; what was cut is not there, and its parts go.
+    assert set(stored(item)) <= {"commit.json", "shard-00000.bin"}
+    work_until(lambda: not list((vault_dir / "incoming" / "uploads").iterdir()))
+    assert not dossier.custody.filter(what="sealed").exists()
+    assert verify_custody(dossier) == []

@@ -123,7 +123,8 @@ class TestWanted:
         (task,) = first.wanted()
         part = report(task)
         part["files"] = part["files"][:2]
-        assert first.post("/holds", part).json() == {"id": task["id"], "state": "partly", "left": 2}
+        told = {"id": task["id"], "state": "partly", "left": 2, "keep": True}
+        assert first.post("/holds", part).json() == told
         (rest,) = second.wanted()
         assert [e["path"] for e in rest["files"]] == ["shard-2.bin", "commit.json"]
         assert first.wanted() == []

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from andon.policy import Policy
+from andon.sample_cipher import HEAD_BYTES
 from evidence.custody import verify_custody
 from evidence.models import Dossier, SampleKey, StoredObject
 from evidence.refused import Refused
@@ -81,7 +82,7 @@ def test_what_was_changed_does_not_read(sources: Path, vault_dir: Path, officer:
     _, one = stored(world.make_run(), sources, os.urandom(3 << 20))
     file = vault_dir / "objects" / one.key
     body = file.read_bytes()
-    head, chunk = 16 + 8, (1 << 20) + 16
+    head, chunk = HEAD_BYTES, (1 << 20) + 16
     harmed = {
         "flipped": body[:-1] + bytes([body[-1] ^ 1]),
         "cut at a chunk": body[: head + chunk],
