@@ -99,7 +99,13 @@ def open_dossier(
 
 
 def note_access(
-    *, dossier: Dossier, person: Person, what: str, object_sha256: str = "", path: str = ""
+    *,
+    dossier: Dossier,
+    person: Person,
+    what: str,
+    item_name: str = "",
+    object_sha256: str = "",
+    path: str = "",
 ) -> None:
     """Record that a person took something out of the vault ("downloaded", "exported bag")."""
     with transaction.atomic():
@@ -107,6 +113,7 @@ def note_access(
             dossier,
             what,
             who=str(person.opaque_id),
+            item_name=item_name,
             object_sha256=object_sha256,
             data={"path": path} if path else {},
         )

@@ -1,9 +1,11 @@
 """Exports a dossier as an evidence bag that a stranger can check."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from andon import __version__, chain
@@ -21,8 +23,18 @@ from runs.keys import server_key
 INLINE_BYTES = 64 << 20
 
 
+def exported(dossier: Dossier) -> QuerySet[StoredObject]:
+    """Return the objects that a dossier's bag holds or names: those of sealed items."""
+    return StoredObject.objects.filter(item__dossier=dossier, item__state=Item.State.SEALED)
+
+
 def export_bag(
-    dossier: Dossier, path: Path, *, who: str = custody.ANDON, inline_bytes: int = INLINE_BYTES
+    dossier: Dossier,
+    path: Path,
+    *,
+    who: str = custody.ANDON,
+    inline_bytes: int = INLINE_BYTES,
+    named_kinds: Collection[str] = (),
 ) -> None:
     """Write the dossier's bag to `path` (a directory, or an archive when it ends in .zip).
 
@@ -31,6 +43,7 @@ def export_bag(
     Args:
         who: opaque id of the person who exports.
         inline_bytes: objects up to this size are inside; larger ones are in fetch.txt.
+        named_kinds: kinds whose objects are in fetch.txt whatever their size.
 
     Raises:
         FileExistsError: something is at `path` already.
@@ -41,21 +54,21 @@ def export_bag(
     with open_sink(path) as sink:
         bag = BagWriter(sink)
         with transaction.atomic():
-            custody.append(dossier, "exported bag", who=who, data={"inline_bytes": inline_bytes})
+            data: dict[str, Any] = {"inline_bytes": inline_bytes}
+            if named_kinds:
+                data["named_kinds"] = sorted(named_kinds)
+            custody.append(dossier, "exported bag", who=who, data=data)
             # One moment of the chain and of the seals: nothing is appended between the two reads.
             rows = [custody.document(row, dossier) for row in CustodyRow.objects.filter(dossier=dossier)]
             seals = list(Seal.objects.filter(dossier=dossier))
-            objects = list(
-                StoredObject.objects.filter(item__dossier=dossier, item__state=Item.State.SEALED)
-                .select_related("item")
-                .order_by("item_id", "path")
-            )
+            objects = list(exported(dossier).select_related("item").order_by("item_id", "path"))
         # Copying stands outside the transaction: it may take hours.
         store = vault()
         for one in objects:
             name = bag_path(one.item, one.path)
             # What was deleted is still named, as sealed: the bag says that it was there.
-            if one.bytes_total <= inline_bytes and one.deleted_at is None:
+            inside = one.bytes_total <= inline_bytes and one.deleted_at is None
+            if inside and one.item.kind not in named_kinds:
                 bag.add_payload(name, _read(one), one.sha256)
             else:
                 url = store.uri(one.key, one.version_id)

@@ -1,7 +1,7 @@
 """A dossier as a person reads it: one line per item, what locks it, and whether its chain holds."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
-from evidence import custody
+from evidence import custody, kinds
 from evidence.gates import unprotected, uses_gate
 from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject, StoreProbe
 from evidence.overdue import overdue_items
@@ -19,6 +19,7 @@ from runs.models import Person
 
 # One line each up to here; above it items of one kind and state are one line with a count.
 GROUP_ABOVE = 40
+MEMBERS_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,17 @@ class ItemLine:
     waived_by: str
     number: int = 1
     damaged: str = ""  # what the fixity sweep found wrong with its stored bytes
+    members: tuple[tuple[int, str], ...] = ()  # of a group: the id and name of each item
+
+    @property
+    def is_calm(self) -> bool:
+        """Return whether its reason explains and does not warn."""
+        return self.state in {"not applicable", "sealed"} or not self.required
+
+    @property
+    def more(self) -> int:
+        """Return how many of a group's items a page does not name."""
+        return max(0, len(self.members) - MEMBERS_SHOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +91,33 @@ def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
     lines = [_line(item, people, warnings.get(item.pk, "")) for item in items]
     if not grouped or len(lines) <= GROUP_ABOVE:
         return lines
-    groups: dict[tuple[str, str], ItemLine] = {}
+    groups: dict[tuple[object, ...], list[ItemLine]] = {}
     for line, item in zip(lines, items, strict=True):
-        # What is not safe yet keeps its own line.
-        alike = line.satisfied and not line.waived_by and not line.damaged
-        key = (item.kind, line.state) if alike else (item.kind, str(item.pk))
-        before = groups.get(key)
-        if before is None:
-            groups[key] = line
-        else:
-            groups[key] = ItemLine(
-                id=before.id,
-                name=item.kind.replace("_", " "),
-                state=before.state,
-                detail=formatting.plural(before.number + 1, "item"),
-                reason="",
-                required=before.required or line.required,
-                satisfied=True,
-                share=1.0,
-                waived_by="",
-                number=before.number + 1,
-            )
-    return sorted(groups.values(), key=lambda line: line.satisfied)
+        # What somebody waived, what is damaged, and what is under way keep their own lines.
+        alone = line.waived_by or line.damaged or line.state == "collecting"
+        why = "" if line.satisfied else line.reason
+        key = (item.kind, line.state, line.required, why, item.pk if alone else None)
+        groups.setdefault(key, []).append(line)
+    named = [_group(kinds.words(str(key[0])), alike) for key, alike in groups.items()]
+    return sorted(named, key=lambda line: (line.satisfied, not line.required))
+
+
+def _group(name: str, alike: list[ItemLine]) -> ItemLine:
+    """Return one line for items of one kind and state that wait for, or explain, the same."""
+    first = alike[0]
+    if len(alike) == 1:
+        return first
+    reason = "" if first.satisfied else first.reason
+    count = formatting.plural(len(alike), "item")
+    return replace(
+        first,
+        name=name,
+        detail=count if first.satisfied else f"{count} {first.state}",
+        reason=reason,
+        share=sum(line.share for line in alike) / len(alike),
+        number=len(alike),
+        members=tuple((line.id, line.name) for line in alike),
+    )
 
 
 def _warnings(dossier: Dossier, items: Sequence[Item]) -> dict[int, str]:
@@ -176,17 +193,15 @@ def ticks(lines: list[ItemLine]) -> list[Tick]:
     required = [line for line in lines if line.required and line.state != "not applicable"]
     if not required:
         return []
-    pitch = 100 / len(required)
+    pitch = 100 / sum(line.number for line in required)
     gap = min(1.0, pitch * 0.15)
-    return [
-        Tick(
-            round(n * pitch, 2),
-            round(pitch - gap, 2),
-            round((pitch - gap) * line.share, 2),
-            line.state == "missing",
-        )
-        for n, line in enumerate(required)
-    ]
+    made, before = [], 0
+    for line in required:
+        # A group is as wide as its items.
+        x, width = before * pitch, pitch * line.number - gap
+        made.append(Tick(round(x, 2), round(width, 2), round(width * line.share, 2), line.state == "missing"))
+        before += line.number
+    return made
 
 
 def names(opaque_ids: list[str]) -> dict[str, str]:

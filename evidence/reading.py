@@ -19,7 +19,7 @@ from runs import formatting
 from runs.models import Person, Work
 
 # What people took out or looked at, beside what was done to the evidence.
-ACCESS = ("downloaded", "exported bag", "samples read")
+ACCESS = ("downloaded", "exported bag", "export failed", "samples read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +126,11 @@ def access_lines(dossier: Dossier, limit: int = 100) -> list[CustodyLine]:
     return custody_lines(dossier, limit=limit, only=Q(what__in=ACCESS))
 
 
-def objects_of(item: Item, *, after: str = "", limit: int = 100) -> list[StoredObject]:
-    """Return an item's objects by path, those behind `after`."""
+def objects_of(item: Item, *, after: StoredObject | None = None, limit: int = 100) -> list[StoredObject]:
+    """Return an item's objects by path, those behind the object `after`."""
     found = StoredObject.objects.filter(item=item)
-    if after:
-        found = found.filter(path__gt=after)
+    if after is not None:
+        found = found.filter(path__gt=after.path)
     return as_enforced(list(found.order_by("path")[:limit]))
 
 
@@ -155,16 +155,16 @@ def objects_with(sha256: str, person: Person) -> QuerySet[StoredObject]:
     """Return the stored objects of these bytes that a person may see."""
     return (
         StoredObject.objects.filter(sha256=sha256, item__dossier__in=visible_dossiers(person))
-        .select_related("item__dossier__run")
+        .select_related("item__dossier__run__project")
         .order_by("item__dossier", "path")
     )
 
 
-def holders(objects: list[StoredObject], person: Person) -> dict[str, list[Dossier]]:
-    """Return which dossiers keep each of these bytes, by SHA-256: several may count on one object."""
+def others_holding(objects: list[StoredObject], dossier: Dossier, person: Person) -> dict[str, list[Dossier]]:
+    """Return which other dossiers keep each of these bytes, by SHA-256: several may count on one object."""
     wanted = {one.sha256 for one in objects}
     rows = StoredObject.objects.filter(
-        sha256__in=wanted, deleted_at=None, item__dossier__in=visible_dossiers(person)
+        sha256__in=wanted, deleted_at=None, item__dossier__in=visible_dossiers(person).exclude(pk=dossier.pk)
     ).select_related("item__dossier")
     found: dict[str, dict[int, Dossier]] = {}
     for row in rows.order_by("item__dossier"):

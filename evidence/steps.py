@@ -116,6 +116,15 @@ EXTEND = Step(
     who="An approver, vault officer or admin of the project may keep it longer.",
     why_not=retention.why_not_extend,
 )
+# Each step's page below its dossier, as the dossier names it.
+LINKS = (
+    ("close", "Close"),
+    ("extend", "Keep longer"),
+    ("compliance", "Lock under COMPLIANCE"),
+    ("erasure", "Erase raw samples"),
+    ("release", "Release"),
+    ("deletion", "Delete what it stores"),
+)
 _NAMES = {
     "holds": "holds on sources",
     "objects": "objects",

@@ -2,7 +2,7 @@
 
 from django.urls import path
 
-from evidence import decisions, views
+from evidence import decisions, handing_out, views
 from evidence.steps import TWO_PEOPLE
 
 urlpatterns = [
@@ -13,6 +13,8 @@ urlpatterns = [
     path("vault/<int:dossier_id>/items", views.dossier_items, name="dossier_items"),
     path("vault/<int:dossier_id>/items/<int:item_id>", views.item, name="dossier_item"),
     path("vault/<int:dossier_id>/custody", views.custody, name="custody"),
+    path("vault/<int:dossier_id>/bag", handing_out.bag, name="take_bag"),
+    path("vault/<int:dossier_id>/objects/<int:object_id>", handing_out.stored_object, name="take_object"),
     path("vault/<int:dossier_id>/close", decisions.close, name="close_dossier"),
     path("vault/<int:dossier_id>/extend", decisions.extend, name="extend_retention"),
     *[

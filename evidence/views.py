@@ -7,9 +7,10 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from evidence import listing, overview, reading, two_people
+from evidence import downloads, listing, overview, reading, two_people
 from evidence.models import CustodyRow, Dossier, Hold, Item, Seal, StoredObject, VaultRequest
 from evidence.queries import visible_dossiers
+from evidence.steps import LINKS
 from runs import live
 from runs.access import project_member
 from runs.keys import server_key
@@ -18,6 +19,7 @@ from runs.views import person_of
 
 PAGE_ROWS = 100
 DOSSIERS = 50
+FIRST_OBJECTS = 20  # on the dossier's page; each item's page lists its own
 OPENERS = (Role.RESPONDER, Role.APPROVER, Role.ADMIN)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -67,10 +69,12 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
     objects = list(
         StoredObject.objects.filter(item__dossier=found)
         .select_related("item")
-        .order_by("item__order", "item_id", "path")[:PAGE_ROWS]
+        .order_by("item__order", "item_id", "path")[:FIRST_OBJECTS]
     )
     reading.as_enforced(objects)
-    holders = reading.holders(objects, person)
+    others = reading.others_holding(objects, found, person)
+    items = items_context(found)
+    no_bag = downloads.why_no_bag(found, listing.chain_of(found).wrong)
     opened_by = listing.names([found.opened_by]).get(found.opened_by, "somebody")
     return render(
         request,
@@ -78,9 +82,10 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
         {
             "dossier": found,
             "opened_by": opened_by if found.opened_by else "Andon",
-            "evidence": live.render(request, "evidence/_items.html", items_context(found)),
+            "evidence": live.render(request, "evidence/_items.html", items),
+            "steps": LINKS,
             "keeping": reading.keeping(found),
-            "objects": [(one, holders.get(one.sha256, [])) for one in objects],
+            "objects": [(one, others.get(one.sha256, []), "") for one in objects],
             "objects_total": StoredObject.objects.filter(item__dossier=found).count(),
             "custody": reading.custody_lines(found, limit=20),
             "custody_total": CustodyRow.objects.filter(dossier=found).count(),
@@ -89,6 +94,11 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
             "holds_total": Hold.objects.filter(dossier=found).count(),
             "seals": Seal.objects.filter(dossier=found).order_by("-number")[:5],
             "key_id": server_key().key_id,
+            "bag": downloads.bag_size(found),
+            "bag_name": downloads.bag_name(found),
+            "no_bag": no_bag[1] if no_bag else "",
+            "may_take": project_member(person, found.run.project, *downloads.TAKERS),
+            "who_takes": downloads.WHO,
             "requests": VaultRequest.objects.filter(dossier=found, state__in=two_people.LIVE),
             "may_open": project_member(person, found.run.project, *OPENERS),
         },
@@ -111,10 +121,13 @@ def item(request: HttpRequest, dossier_id: int, item_id: int) -> HttpResponse:
     one = Item.objects.filter(dossier=found, pk=item_id).first()
     if one is None:
         raise Http404
-    after = request.GET.get("after", "")[:4096].replace("\0", "")
+    # By number: a path may be longer than an address.
+    after = downloads.object_of(found, _cursor(request.GET.get("after", "")) or 0)
     objects = reading.objects_of(one, after=after, limit=PAGE_ROWS + 1)
-    shown = objects[:PAGE_ROWS]
-    holders = reading.holders(shown, person_of(request))
+    shown, person = objects[:PAGE_ROWS], person_of(request)
+    others = reading.others_holding(shown, found, person)
+    may_take = project_member(person, found.run.project, *downloads.TAKERS)
+    no_download = downloads.why_not_kind(one.kind) if may_take else downloads.WHO
     return render(
         request,
         "evidence/item.html",
@@ -123,10 +136,13 @@ def item(request: HttpRequest, dossier_id: int, item_id: int) -> HttpResponse:
             "item": one,
             "line": next(line for line in listing.item_lines(found, grouped=False) if line.id == one.pk),
             "parts": reading.parts(one),
-            "objects": [(row, holders.get(row.sha256, [])) for row in shown],
-            "next": shown[-1].path if len(objects) > PAGE_ROWS else "",
+            "objects": [(row, others.get(row.sha256, []), downloads.why_not_bytes(row)) for row in shown],
+            "no_download": no_download,
+            "offer": not no_download,
+            "after": after,
+            "next": shown[-1].pk if len(objects) > PAGE_ROWS else None,
             # What is known of the source before it is stored: a checkpoint of thousands of files.
-            "files": one.files[:PAGE_ROWS] if not shown and not after else [],
+            "files": one.files[:PAGE_ROWS] if not shown and after is None else [],
             "files_total": len(one.files),
             "tries": reading.tries(one),
         },
@@ -158,10 +174,17 @@ def stored_object(request: HttpRequest, sha256: str) -> HttpResponse:
     """Show everything known of one object by its digest: where it is kept, and by which dossiers."""
     if not _SHA256.fullmatch(sha256):
         raise Http404
-    objects = reading.as_enforced(list(reading.objects_with(sha256, person_of(request))[:PAGE_ROWS]))
+    person = person_of(request)
+    objects = reading.as_enforced(list(reading.objects_with(sha256, person)[:PAGE_ROWS]))
     if not objects:
         raise Http404
-    return render(request, "evidence/object.html", {"sha256": sha256, "objects": objects})
+    projects = {row.item.dossier.run.project for row in objects}
+    takes = {project for project in projects if project_member(person, project, *downloads.TAKERS)}
+    offered = [
+        (row, downloads.why_not_object(row) if row.item.dossier.run.project in takes else downloads.WHO)
+        for row in objects
+    ]
+    return render(request, "evidence/object.html", {"sha256": sha256, "objects": offered})
 
 
 def items_context(found: Dossier) -> dict[str, object]:

@@ -159,16 +159,39 @@
   }
 
   document.addEventListener("click", (event) => {
-    const copy = event.target.closest("[data-copy]");
-    if (copy && navigator.clipboard) {
-      navigator.clipboard.writeText(copy.dataset.copy).then(() => {
-        copy.textContent = "copied";
-        setTimeout(() => { copy.textContent = "copy"; }, 1500);
-      });
-    }
+    const button = event.target.closest("[data-copy]");
+    if (button) copy(button.dataset.copy, button);
     const closed = event.target.closest("[aria-disabled=true]");
     if (closed) event.preventDefault();
   });
+
+  document.addEventListener("andon:copy", (event) => copy(event.detail.text, event.detail.by));
+
+  // A page from http://host has no clipboard of the newer kind: there the older command copies.
+  function copy(text, by) {
+    const done = navigator.clipboard ? navigator.clipboard.writeText(text) : olderCopy(text);
+    done.then(() => say(by, "copied"), () => say(by, "not copied"));
+  }
+
+  function olderCopy(text) {
+    const field = document.createElement("textarea"), before = document.activeElement;
+    field.value = text;
+    field.className = "vh";
+    document.body.append(field);
+    field.select();
+    const copied = document.execCommand("copy");
+    field.remove();
+    if (before) before.focus({ preventScroll: true });
+    return copied ? Promise.resolve() : Promise.reject(new Error("refused"));
+  }
+
+  function say(by, word) {
+    if (!by || by._says) return;
+    const before = Array.from(by.childNodes);
+    by._says = true;
+    by.replaceChildren(word);
+    setTimeout(() => { by.replaceChildren(...before); by._says = false; }, 1500);
+  }
 
   // A number is copied without its commas, a minus as a hyphen.
   document.addEventListener("copy", (event) => {

@@ -99,6 +99,7 @@ def addresses(held: Held) -> list[str]:
         "incident_id": held.incident,
         "dossier_id": dossier,
         "item_id": str(house.one("SELECT min(id) FROM evidence_item")),
+        "object_id": str(house.one("SELECT min(id) FROM evidence_storedobject")),
         "sha256": str(house.one("SELECT min(sha256) FROM evidence_storedobject")),
         "name": "evidence",
         "token": "nonsense",

@@ -3,9 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from django.db import connections
 
 from runs.models import Membership, Role
 from tests.pages import seed
+from tests.pages.window import ARGS, CHROMIUM
 
 
 @pytest.fixture
@@ -27,3 +29,53 @@ def incident(project, alice, bob, source_root):
     )
     found = Incident.objects.get(run=run)
     return SimpleNamespace(id=found.pk, row=found, run=run, secret=secret, step=step)
+
+
+@pytest.fixture(scope="session")
+def _collected():
+    """Scripts and styles where the server serves them from."""
+    from django.core.management import call_command
+
+    call_command("collectstatic", interactive=False, verbosity=0)
+
+
+@pytest.fixture
+def browser(monkeypatch, _collected):
+    """A headless Chromium."""
+    # Playwright's own event loop must not make Django think that this is asynchronous code.
+    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        started = play.chromium.launch(executable_path=CHROMIUM, args=ARGS)
+        yield started
+        started.close()
+        # Under Playwright's loop Django keeps a connection of its own, which nobody else would close.
+        connections.close_all()
+
+
+def _note(complaints, line):
+    # A request that a test aborts on purpose is reported by the browser as an error of the network.
+    if line.type == "error" and "net::ERR_FAILED" not in line.text:
+        complaints.append(line.text)
+
+
+@pytest.fixture
+def open_page(browser, live_server):
+    """Open a page as a person; what the console complained of fails the test at its end."""
+    complaints: list[str] = []
+
+    def opened(name, path, *, width=1440, height=900, theme="light"):
+        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
+        page = context.new_page()
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("console", lambda line: _note(complaints, line))
+        page.goto(f"{live_server.url}/sign-in?next={path}")
+        page.fill("#username", name)
+        page.fill("#password", f"{name}-password")
+        page.click("button.main")
+        page.wait_for_load_state("networkidle")
+        return page
+
+    yield opened
+    assert complaints == []

@@ -1,25 +1,12 @@
 """The pages in a real browser: drawn, live, reachable by keyboard, and never wider than a phone."""
 
 import re
-import shutil
-import time
 from pathlib import Path
 
 import pytest
-from django.db import connections
 
 from tests.pages import seed
-
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
+from tests.pages.window import CHROMIUM, drawn, until
 
 # The elements that reach past the right edge, apart from what may scroll by itself.
 TOO_WIDE = """Array.from(document.querySelectorAll('body *'))
@@ -32,70 +19,6 @@ pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(not Path(CHROMIUM).exists(), reason="not run: needs chromium (apt-packages.txt)"),
 ]
-
-
-@pytest.fixture(scope="session")
-def _collected():
-    """Scripts and styles where the server serves them from."""
-    from django.core.management import call_command
-
-    call_command("collectstatic", interactive=False, verbosity=0)
-
-
-@pytest.fixture
-def browser(monkeypatch, _collected):
-    """A headless Chromium."""
-    # Playwright's own event loop must not make Django think that this is asynchronous code.
-    monkeypatch.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "true")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        started = play.chromium.launch(executable_path=CHROMIUM, args=ARGS)
-        yield started
-        started.close()
-        # Under Playwright's loop Django keeps a connection of its own, which nobody else would close.
-        connections.close_all()
-
-
-def _note(complaints, line):
-    # A request that a test aborts on purpose is reported by the browser as an error of the network.
-    if line.type == "error" and "net::ERR_FAILED" not in line.text:
-        complaints.append(line.text)
-
-
-@pytest.fixture
-def open_page(browser, live_server):
-    """Open a page as a person; what the console complained of fails the test at its end."""
-    complaints: list[str] = []
-
-    def opened(name, path, *, width=1440, height=900, theme="light"):
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=theme)
-        page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda line: _note(complaints, line))
-        page.goto(f"{live_server.url}/sign-in?next={path}")
-        page.fill("#username", name)
-        page.fill("#password", f"{name}-password")
-        page.click("button.main")
-        page.wait_for_load_state("networkidle")
-        return page
-
-    yield opened
-    assert complaints == []
-
-
-def until(page, expression, seconds=30):
-    """Wait until `expression` is true. (Playwright's own wait polls by eval, which our CSP forbids.)"""
-    end = time.monotonic() + seconds
-    while not page.evaluate(expression):
-        assert time.monotonic() < end, f"never true: {expression}"
-        page.wait_for_timeout(100)
-
-
-def drawn(page):
-    """Wait until the stack is drawn and its exact cells are known."""
-    page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)
-    until(page, "document.querySelector('[data-legend] b').textContent !== ''")
 
 
 def test_hover_and_keys_name_the_right_cell(open_page, incident):

@@ -4,14 +4,15 @@ import re
 from datetime import timedelta
 
 import pytest
+from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from evidence import overview
-from evidence.models import CustodyRow, Dossier, Item, StoredObject, StoreProbe, VaultRequest
+from evidence import custody, overview
+from evidence.models import CustodyRow, Dossier, Hold, Item, StoredObject, StoreProbe, VaultRequest
 from runs.actions import create_run
 from runs.models import Membership, Project, Role, Work
-from tests.pages.test_views import text_of
+from tests.pages.test_views import HOSTILE, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -37,6 +38,12 @@ def addresses(dossier):
         f"{here}/deletion",
         f"/vault/objects/{one.sha256}",
     ]
+
+
+def is_inert(html, address):
+    """Assert that what somebody named ends as text: no markup, no reordering, no flood."""
+    for bad in ("<script>alert", "<img src=x", "\u202e", "A" * 5_000):
+        assert bad not in html, address
 
 
 class TestWhoSees:
@@ -279,6 +286,81 @@ class TestTwoPeople:
 
     def test_deletion_waits_for_the_release(self, as_bob, ready):
         assert "has to be released first" in text_of(as_bob.get(f"/vault/{ready.pk}/deletion"))
+
+
+def test_thousands_of_files_stand_on_pages(as_bob, dossier):
+    item = dossier.items.get(kind="rank_logs")
+    now = timezone.now()
+    StoredObject.objects.bulk_create(
+        StoredObject(
+            item=item, path=f"rank-{n:04d}.log", key=f"k{n}", bytes_total=n, sha256=f"{n:064x}", stored_at=now
+        )
+        for n in range(2_500)
+    )
+    here, seen = f"/vault/{dossier.pk}/items/{item.pk}", []
+    page = as_bob.get(here).content.decode()
+    seen += re.findall(r">(rank-\d{4}\.log)<", page)
+    second = re.search(r'href="(\?after=\d+)">Further', page)[1]
+    seen += re.findall(r">(rank-\d{4}\.log)<", as_bob.get(here + second).content.decode())
+    assert seen == [f"rank-{n:04d}.log" for n in range(200)]
+    assert "those after rank-0099.log" in text_of(as_bob.get(here + second))
+    # The dossier's own page stays short, whatever its items hold.
+    assert len(re.findall(r">(rank-\d{4}\.log)<", as_bob.get(f"/vault/{dossier.pk}").content.decode())) <= 20
+
+
+def test_hostile_names_are_inert_on_every_page_of_the_vault(as_bob, bob, dossier):
+    one = StoredObject.objects.filter(item__dossier=dossier).first()
+    item = one.item
+    Dossier.objects.filter(pk=dossier.pk).update(label=HOSTILE[:200], why=HOSTILE)
+    says = {"says": HOSTILE, "over": HOSTILE, "mode": HOSTILE}
+    Item.objects.filter(pk=item.pk).update(
+        name=HOSTILE[:200], why=HOSTILE, protected_by=says, waived_why=HOSTILE, state="missing"
+    )
+    StoredObject.objects.filter(pk=one.pk).update(
+        path=HOSTILE, key=HOSTILE, version_id=HOSTILE[:200], protected_by=says, mismatch=HOSTILE
+    )
+    Item.objects.filter(pk=dossier.items.get(kind="rank_logs").pk).update(
+        files=[{"path": HOSTILE, "bytes": 1, "sha256": ""}], why=HOSTILE
+    )
+    Hold.objects.filter(pk=dossier.holds.first().pk).update(uri=HOSTILE)
+    with transaction.atomic():
+        custody.append(
+            dossier, HOSTILE[:64], who=str(bob.opaque_id), item_name=HOSTILE[:240], data={"path": HOSTILE}
+        )
+        custody.append(
+            dossier, "downloaded", who=HOSTILE[:64], item_name=HOSTILE[:240], data={"path": HOSTILE}
+        )
+    Work.objects.create(
+        kind="evidence.item",
+        key="x",
+        payload={"item": item.pk},
+        attempts=1,
+        not_before=timezone.now(),
+        error=HOSTILE,
+    )
+    for state in ("open", "declined"):
+        VaultRequest.objects.create(
+            dossier=dossier,
+            kind="release",
+            state=state,
+            why=HOSTILE,
+            decided_why=HOSTILE,
+            subject={"items": [{"item": HOSTILE, "bytes": 1, "until": ""}]},
+            requested_by=HOSTILE[:64],
+            requested_at=timezone.now(),
+        )
+    logs = dossier.items.get(kind="rank_logs").pk
+    for address in [
+        *addresses(dossier),
+        "/vault",
+        f"/vault/{dossier.pk}/items/{logs}",
+        "/vault?q=%3Cscript%3E",
+    ]:
+        answer = as_bob.get(address)
+        assert answer.status_code == 200, address
+        is_inert(answer.content.decode(), address)
+    for path in (f"/vault/{dossier.pk}/objects/{one.pk}", f"/vault/{dossier.pk}/bag"):
+        is_inert(as_bob.post(path).content.decode(), path)
 
 
 def test_a_run_of_another_project_cannot_be_opened_by_hand(as_bob, incident):

@@ -424,7 +424,7 @@ class TestOtherPages:
             "file://",
             "opened",
             f"export_bag --dossier {dossier}",
-            "andon verify BAG --key",
+            "andon verify andon-gpt-16-dossier-",
         ):
             assert expected in words, expected
         assert f"incident {incident.id}" in text_of(as_bob.get("/vault"))
