@@ -4,7 +4,7 @@ A run of 16,384 ranks × 100,000 steps: every step with its summary, state plane
 the store's own function; the frames of 2,000 steps around the planted cells as a trainer posts them, values
 and all; and a loss for each step. Beside it one hour of a dead run, every rank NaN at every step. A worker
 looks and compacts. Then first-bad is asked, and pages and tiles are fetched over HTTP as a browser does.
-Every tile is checked for the planted cell. `ANDON_BENCH_STEPS` makes the run shorter.
+Every tile is checked for the planted cell. `BENCH_STEPS` makes the run shorter.
 """
 
 import http.client
@@ -34,7 +34,7 @@ from benchmarks.bench_ingest import ARROW, Posts, count, drained_s, taken
 from benchmarks.load import fire
 from benchmarks.serving import granian, worker
 
-STEPS = int(os.environ.get("ANDON_BENCH_STEPS", "100000"))
+STEPS = int(os.environ.get("BENCH_STEPS", "100000"))
 RAW_STEPS = min(1_000, STEPS // 50)  # around each of the two planted cells
 PLANTED, PLANTED_RANK = STEPS // 8 + 345, 9_217  # skipped: shown, and no incident's origin
 DEAD_STEPS = min(720, STEPS // 50)  # an hour at 5 s a step

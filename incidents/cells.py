@@ -13,6 +13,7 @@ from runs.blocks import NEVER
 from runs.models import FirstBad, Frame, Grid, RunProgress
 from runs.placement import nodes_of, topology_of
 from runs.seen import Seen
+from runs.uncompacted import uncompacted
 
 CELL_METRICS = (
     ("loss", "loss"),
@@ -119,6 +120,8 @@ def _value(decoded: WireFrame, name: str, words: str, index: int) -> str:
 
 def _why_nothing(incident: Incident, step: int, rank: int) -> str:
     """Return why a cell has no value: not there yet, late, or never sent."""
+    if uncompacted(incident.run_id, incident.attempt).key:
+        return "no values posted for this cell so far; posts are being taken in"
     grid = Grid.objects.filter(run=incident.run, attempt=incident.attempt).only("seen").first()
     seen = Seen(bytes(grid.seen) if grid is not None else b"")
     if rank >= len(seen.first) or seen.first[rank] == NEVER:

@@ -37,9 +37,13 @@ UNION ALL
  ORDER BY step LIMIT 1)
 LIMIT 1
 """
+# Reduced values decide only where no rank has a local one: then they are left where they are, too.
 _AT = """
 SELECT stream, rank, micro_batch, phase, view = 'local', bits, series, value, array_agg(lane)
-FROM runs_firstbad WHERE run_id = %s AND attempt = %s AND step = %s AND {}
+FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND step = %(step)s AND {0}
+      AND (view = 'local' OR stream <> 'rank' OR NOT EXISTS (
+          SELECT FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND step = %(step)s
+                 AND {0} AND stream = 'rank' AND view = 'local'))
 GROUP BY stream, rank, micro_batch, phase, view, bits, series, value
 """
 _AT_APPLIED, _AT_SKIPPED = _AT.format("NOT skipped"), _AT.format("skipped")
@@ -61,7 +65,8 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
         if first is None:
             return None
         step, skipped = int(first[0]), bool(first[1])
-        cursor.execute(_AT_SKIPPED if skipped else _AT_APPLIED, (run.pk, attempt, step))
+        at = {"run": run.pk, "attempt": attempt, "step": step}
+        cursor.execute(_AT_SKIPPED if skipped else _AT_APPLIED, at)
         found = _columns(cursor.fetchall())
     ranks, layers = _rank_cells(step, skipped, found), None
     if "layer" in found:

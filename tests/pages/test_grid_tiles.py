@@ -8,6 +8,7 @@ from andon.detect.planes import HEALTHY, HELD, MISSING, NO_PROGRESS, NONFINITE, 
 from runs import grid, grid_tiles
 from runs.cellmap import Bins
 from runs.models import Attempt, Finding, RunProgress
+from tests.pages import seed
 from tests.pages.test_grid_png import decode
 from tests.runs.cells import compact, store_plane
 from tests.runs.conftest import new_trainer
@@ -208,3 +209,21 @@ def test_by_time_a_pause_is_wide_and_no_bad_cell_is_lost(run):
         pause = int((990 + 1_800) / (end - begin) * 600)
         assert set(plane[:, pause]) == {0}
         assert MISSING not in plane
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_readout_says_where_a_cell_stands_and_why_it_has_no_value(as_bob, incident):
+    def says(step, rank):
+        answer = as_bob.get(f"/incidents/{incident.id}/cell.json?step={step}&rank={rank}")
+        return answer.json()["says"]
+
+    assert says(incident.step, 13).startswith(
+        "DP 0; flagged by the trainer in backward, local value; loss 2.113"
+    )
+    compact(incident.run.pk)
+    assert f"the last of this rank is of step {incident.step + 1}" in says(incident.step + 50, 2)
+    late = {"type": "step", "step": incident.step + 2, "rank": 3, "attempt": 1, "data": {"loss": 2.0}}
+    seed.post_events(incident.run.slug, incident.secret, [late])
+    assert "posts are being taken in" in says(incident.step + 50, 2)
+    compact(incident.run.pk)
+    assert "this rank posted nothing in this attempt" in says(incident.step, 99)
