@@ -72,10 +72,11 @@ def end_live_permit(run: Run, why: str) -> None:
     A new failure leaves no older permission standing.
     """
     now = timezone.now()
-    for permit in Permit.objects.filter(run=run, state__in=[Permit.State.ISSUED, Permit.State.EXCHANGED]):
-        Permit.objects.filter(pk=permit.pk).update(state=Permit.State.VOIDED, ended_at=now, ended_why=why)
+    live = Permit.objects.filter(run=run, state__in=[Permit.State.ISSUED, Permit.State.EXCHANGED])
+    for permit_id, request_id in live.values_list("pk", "request_id"):
+        Permit.objects.filter(pk=permit_id).update(state=Permit.State.VOIDED, ended_at=now, ended_why=why)
         ResumeRequest.objects.filter(
-            pk=permit.request_id, state__in=[ResumeRequest.State.OPEN, ResumeRequest.State.APPROVED]
+            pk=request_id, state__in=[ResumeRequest.State.OPEN, ResumeRequest.State.APPROVED]
         ).update(state=ResumeRequest.State.VOIDED, ended_at=now, ended_why=[why])
 
 

@@ -3,6 +3,7 @@
 from datetime import datetime
 from typing import TypedDict
 
+from django.db import connection
 from django.utils import timezone
 
 from andon.directive import Directive as Message
@@ -64,14 +65,13 @@ def set_directive(
     Raises:
         django.db.IntegrityError: another directive took the number, so the lock was not held.
     """
-    newest = Directive.objects.filter(run=run).order_by("-seq").values_list("seq", flat=True).first()
+    newest_seq, newest_attempt = _newest(run.pk)
     since = timezone.now()
     if attempt is None:
-        numbers = Attempt.objects.filter(run=run).order_by("-number").values_list("number", flat=True)
-        attempt = numbers.first() or 1
+        attempt = newest_attempt or 1
     message = Message(
         kind=kind,
-        seq=(newest or 0) + 1,
+        seq=(newest_seq or 0) + 1,
         run=run.slug,
         attempt=attempt,
         mode=mode or "in_place",
@@ -92,6 +92,18 @@ def set_directive(
         set_by=set_by,
         why=why,
     )
+
+
+def _newest(run_id: int) -> tuple[int | None, int | None]:
+    """Return the newest directive's seq and the newest attempt's number."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT (SELECT max(seq) FROM runs_directive WHERE run_id = %s),"
+            " (SELECT max(number) FROM runs_attempt WHERE run_id = %s)",
+            [run_id, run_id],
+        )
+        seq, attempt = cursor.fetchone()
+    return seq, attempt
 
 
 def obedience(run_id: int) -> Obedience:
