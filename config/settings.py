@@ -14,6 +14,7 @@ import plotly
 from django.core.exceptions import ImproperlyConfigured
 
 import andon
+from andon import links
 from config import env
 from config.embedded import files, servers
 
@@ -221,6 +222,14 @@ RATE_LARGE = env.integer(
     shown="0 = the policy's",
     about="larger posts per second and run before 429",
 )
+_links = env.text(
+    "ANDON_LINKS",
+    about="links of an incident's page, `NAME=URL` by white space; fields in braces, as in docs/oncall.md",
+)
+try:
+    LINKS = links.parse(_links)
+except ValueError as error:
+    raise ImproperlyConfigured(f"ANDON_LINKS: {error}") from error
 LOG_LEVEL = env.choice(
     "ANDON_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"), about="least severe line that is logged"
 )

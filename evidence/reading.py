@@ -19,7 +19,7 @@ from runs import formatting
 from runs.models import Person, Work
 
 # What people took out or looked at, beside what was done to the evidence.
-ACCESS = ("downloaded", "exported bag", "export failed", "samples read")
+ACCESS = ("downloaded", "exported bag", "export failed", "excerpt read", "samples read")
 
 
 @dataclass(frozen=True, slots=True)

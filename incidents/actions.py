@@ -8,6 +8,7 @@ from django.utils import timezone
 
 from incidents import opening, permits, plans, roles, states
 from incidents.models import Incident, Note, Plan
+from incidents.notes import MOST_CHARS
 from incidents.refused import Refused
 from runs.access import project_member
 from runs.formatting import count
@@ -120,15 +121,23 @@ def add_note(*, incident: Incident, person: Person, text: str, replaces: Note | 
     """Add a note, or a new text of one of the person's own.
 
     Raises:
-        Refused: not-allowed, no-text, not-yours.
+        Refused: not-allowed, no-text, too-long, not-yours, changed-meanwhile.
     """
     if not project_member(person, incident.run.project):
         raise Refused("not-allowed", "Only members of the project may add a note.", status=403)
     if not text.strip():
         raise Refused("no-text", "The note is empty.")
+    if len(text) > MOST_CHARS:
+        raise Refused("too-long", f"A note has at most {count(MOST_CHARS)} characters.", status=422)
     if replaces is not None and (replaces.person_id != person.pk or replaces.incident_id != incident.pk):
         raise Refused("not-yours", "Only who wrote a note may change it.", status=403)
     with transaction.atomic():
+        if replaces is not None:
+            Note.objects.select_for_update(no_key=True).get(pk=replaces.pk)
+            if Note.objects.filter(replaces=replaces).exists():
+                raise Refused(
+                    "changed-meanwhile", "You changed this note meanwhile: look at its newest text first."
+                )
         note = Note.objects.create(
             incident=incident, person=person, at=timezone.now(), text=text.strip(), replaces=replaces
         )

@@ -114,20 +114,6 @@ def waive(request: HttpRequest, incident_id: int) -> HttpResponse:
 
 @require_POST
 @login_required
-def note(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Add a note."""
-    return act(
-        request,
-        incident_id,
-        lambda incident, person: actions.add_note(
-            incident=incident, person=person, text=request.POST.get("text", "")
-        ),
-        anchor="notes",
-    )
-
-
-@require_POST
-@login_required
 def resolve(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Close an incident that does not hold its run."""
     return act(

@@ -8,13 +8,14 @@ from datetime import datetime
 
 from django.conf import settings
 
+from andon.diagnose.families import Family
 from incidents.incident_page import IncidentPage
-from incidents.models import Incident, ResumeRequest
+from incidents.models import BoardChange, Incident, Probe, ResumeRequest
 from incidents.page import Glyph
 from runs import formatting as words
 from runs.models import DirectiveAck
 
-HOUR_MIN = 60
+_FAMILIES = len(Family) - 1  # "cause unknown" is none that a probe closes
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,22 +112,25 @@ def _divergence(page: IncidentPage) -> Step:
 
 
 def _probes(page: IncidentPage) -> list[Step]:
-    """Return steps 5 and 6 from what people wrote down as probes on the timeline."""
-    rows = page.incident.timeline.filter(kind__startswith="probe").order_by("occurred_at", "id")
-    kinds = list(rows.values_list("kind", flat=True))
-    if not kinds:
-        nothing = "no probe was started"
-        return [
-            Step("Reproduce on fewer devices", "not_yet", nothing),
-            Step("Test one family at a time", "not_yet", nothing),
-        ]
-    ended = sum(kind in ("probe_ended", "probe_result", "probe_done") for kind in kinds)
-    reproduced: Glyph = "done" if ended else "running"
-    says = f"{words.plural(ended, 'probe')} with a result" if ended else "one probe runs"
-    return [
-        Step("Reproduce on fewer devices", reproduced, says),
-        Step("Test one family at a time", "running" if not ended else "done", says),
-    ]
+    """Return steps 5 and 6 from the probes of the diagnosis board."""
+    probes = list(page.incident.probes.select_related("owner"))
+    results = [probe for probe in probes if probe.state == Probe.State.DONE]
+    running = next((probe for probe in probes if probe.state == Probe.State.RUNNING), None)
+    reproduce, families = "Reproduce on fewer devices", "Test one family at a time"
+    if running is not None:
+        lasting = words.duration((page.now - running.started_at).total_seconds())
+        first = Step(reproduce, "running", f"{words.inert(running.owner.username, 40)}, running {lasting}")
+    elif results:
+        first = Step(reproduce, "done", f"{words.plural(len(results), 'probe')} with a result")
+    else:
+        first = Step(reproduce, "not_yet", "no probe was started")
+    cause = page.incident.board_changes.filter(kind=BoardChange.Kind.CAUSE).last()
+    if cause is not None:
+        said = f"cause {cause.data.get('certainty', 'known')}" + (f": {cause.family}" if cause.family else "")
+        return [first, Step(families, "done", said)]
+    tested = len({probe.family for probe in results})
+    glyph: Glyph = "running" if tested or running else "not_yet"
+    return [first, Step(families, glyph, f"{tested} of {_FAMILIES} closed by a probe")]
 
 
 def _recovered(page: IncidentPage) -> Step:

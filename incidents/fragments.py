@@ -37,12 +37,17 @@ def _similar(page: IncidentPage, person: Person) -> Context:
     return {"page": page, "similar": page.similar}
 
 
+def _notes(page: IncidentPage, person: Person) -> Context:
+    return {"page": page, "me_id": person.pk}
+
+
 # Rendered with the page.
 WITH_PAGE: dict[str, Callable[[IncidentPage, Person], Context]] = {
     "changed": _changed,
     "first_hour": _first_hour,
     "recurrence": _similar,
     "similar": _similar,
+    "notes": _notes,
 }
 # Asked for once the page is there: what is slow, or is looked at by few.
 AFTER_PAGE: dict[str, Callable[[IncidentPage, Person], Context]] = {

@@ -10,7 +10,19 @@ from typing import Any
 
 from evidence.gates import resume_gate
 from evidence.queries import evidence_counts
-from incidents import answers, buttons, firstbad, permits, roles, rows, similar, subjects, waiting
+from incidents import (
+    answers,
+    buttons,
+    commands,
+    firstbad,
+    notes,
+    permits,
+    roles,
+    rows,
+    similar,
+    subjects,
+    waiting,
+)
 from incidents.answers import Situation
 from incidents.holding import held_since
 from incidents.models import Incident, LedgerRow, Permit, Plan, ResumeRequest
@@ -231,11 +243,16 @@ class IncidentPage:
         return rows.state_steps(self.incident)
 
     @cached_property
+    def ready(self) -> commands.Ready:
+        """Commands with the names filled in, and links out."""
+        return commands.of_incident(self.incident)
+
+    @cached_property
     def similar(self) -> Similar:
         """What recurs, and what is alike."""
         return similar.of_incident(self.incident, self.person)
 
     @cached_property
-    def notes(self) -> list[dict[str, Any]]:
+    def notes(self) -> list[notes.Shown]:
         """Notes, newest first."""
-        return rows.notes(self.incident)
+        return notes.of_incident(self.incident)

@@ -2,11 +2,10 @@
 
 import uuid
 from collections.abc import Iterable
-from typing import Any
 
 from incidents import holding
 from incidents.ledger import POSITIONS, REQUIRED
-from incidents.models import Incident, LedgerRow, Note, Permit, ResumeRequest, StateChange, TimelineEntry
+from incidents.models import Incident, LedgerRow, Permit, ResumeRequest, StateChange, TimelineEntry
 from incidents.page import FindingLine, LedgerLine, RequestView, StateStep, TimelineRow
 from runs import formatting as words
 from runs.models import Finding, Person
@@ -214,27 +213,4 @@ def state_steps(incident: Incident) -> list[StateStep]:
             why=change.why,
         )
         for change in changes
-    ]
-
-
-def notes(incident: Incident) -> list[dict[str, Any]]:
-    """Return notes newest first, the newest text of each; `edits` counts the texts before it."""
-    replaced: dict[int, Note] = {}
-    edits: dict[int, int] = {}
-    shown: list[Note] = []
-    for note in incident.notes.select_related("person").order_by("id"):
-        if note.replaces_id is not None:
-            replaced[note.replaces_id] = note
-            edits[note.pk] = edits.get(note.replaces_id, 0) + 1
-        shown.append(note)
-    return [
-        {
-            "id": note.pk,
-            "by": note.person.username,
-            "at": note.at,
-            "text": note.text,
-            "edits": edits.get(note.pk, 0),
-        }
-        for note in reversed(shown)
-        if note.pk not in replaced
     ]

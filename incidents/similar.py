@@ -7,7 +7,7 @@ from typing import Any
 from django.db.models import OuterRef, Subquery
 
 from incidents import diagnosis, traits
-from incidents.models import Incident, Plan, StateChange
+from incidents.models import BoardChange, Incident, Plan, StateChange
 from incidents.traits import NAMES, Traits
 from runs import formatting as words
 from runs.access import visible_runs
@@ -66,14 +66,20 @@ def _earlier(incident: Incident, person: Person) -> list[dict[str, Any]]:
     of_this = {"incident": OuterRef("pk")}
     last = StateChange.objects.filter(**of_this, after=OuterRef("state")).order_by("-id")
     plan = Plan.objects.filter(**of_this).order_by("-number")
+    cause = BoardChange.objects.filter(**of_this, kind=BoardChange.Kind.CAUSE).order_by("-id")
     found = Incident.objects.filter(run__in=visible_runs(person), run__project=incident.run.project_id)
     found = found.filter(pk__lt=incident.pk)
     return list(
         found.order_by("-pk")
-        .annotate(ended_why=Subquery(last.values("why")[:1]), plan_kind=Subquery(plan.values("kind")[:1]))
+        .annotate(
+            ended_why=Subquery(last.values("why")[:1]),
+            plan_kind=Subquery(plan.values("kind")[:1]),
+            cause=Subquery(cause.values("family")[:1]),
+            cause_says=Subquery(cause.values("text")[:1]),
+        )
         .values(
             *("pk", "run_id", "run__slug", "attempt", "opened_at", "state", "symptom", "first_bad", "traits"),
-            *("family", "ended_why", "plan_kind"),
+            *("family", "ended_why", "plan_kind", "cause", "cause_says"),
         )[:_LOOKED_AT]
     )
 
@@ -128,9 +134,9 @@ def _ended(row: dict[str, Any]) -> str:
     if state == Incident.State.FALSE_ALARM:
         why = f": {words.inert(row['ended_why'], 160)}" if row["ended_why"] else ""
         return f"false alarm{why}"
-    pieces = [row["family"].replace("_", " ") or "cause unknown"]
-    if row["plan_kind"]:
-        pieces.append(row["plan_kind"].replace("_", " "))
-    if row["ended_why"]:
-        pieces.append(words.inert(row["ended_why"], 160))
-    return "; ".join(pieces)
+    if row["cause"] is not None:  # what people closed the board with
+        pieces = [row["cause"] or "cause unknown", words.inert(row["cause_says"], 160)]
+    else:
+        pieces = ["cause not closed", f"{row['family']} led" if row["family"] else ""]
+    pieces += [(row["plan_kind"] or "").replace("_", " "), words.inert(row["ended_why"] or "", 160)]
+    return "; ".join(piece for piece in pieces if piece)

@@ -2,7 +2,16 @@
 
 from django.urls import path
 
-from incidents import decisions, diagnosis_views, first_hour_views, grid_views, system, views
+from incidents import (
+    decisions,
+    diagnosis_views,
+    first_hour_views,
+    grid_views,
+    note_views,
+    raw_views,
+    system,
+    views,
+)
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
@@ -18,7 +27,10 @@ urlpatterns = [
     path("incidents/<int:incident_id>/request", decisions.request_resume, name="request_resume"),
     path("incidents/<int:incident_id>/false-alarm", decisions.false_alarm, name="false_alarm"),
     path("incidents/<int:incident_id>/waive", decisions.waive, name="waive"),
-    path("incidents/<int:incident_id>/notes", decisions.note, name="note"),
+    path("incidents/<int:incident_id>/notes", note_views.note, name="note"),
+    path("incidents/<int:incident_id>/notes/preview", note_views.preview, name="note_preview"),
+    path("incidents/<int:incident_id>/images", note_views.image, name="note_image"),
+    path("incidents/<int:incident_id>/images/<str:sha256>", note_views.shown_image, name="shown_image"),
     path("incidents/<int:incident_id>/resolve", decisions.resolve, name="resolve"),
     path("incidents/<int:incident_id>/diagnosis/take", diagnosis_views.take, name="take_family"),
     path("incidents/<int:incident_id>/diagnosis/release", diagnosis_views.release, name="release_family"),
@@ -28,6 +40,7 @@ urlpatterns = [
     path("incidents/<int:incident_id>/diagnosis/cause", diagnosis_views.cause, name="close_cause"),
     path("incidents/<int:incident_id>/approve", decisions.approve, name="approve"),
     path("incidents/<int:incident_id>/reject", decisions.reject, name="reject"),
+    path("incidents/<int:incident_id>/raw/<slug:name>", raw_views.read, name="raw"),
     path("incidents/<int:incident_id>/duties", first_hour_views.give_duty, name="give_duty"),
     path("incidents/<int:incident_id>/status", first_hour_views.status, name="status"),
     path("incidents/<int:incident_id>/status.txt", first_hour_views.status_txt, name="status_txt"),

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_GET
 
 from evidence.listing import item_lines, ticks
 from evidence.views import items_context
-from incidents import fragments, ledger, queries, roles, triage
+from incidents import fragments, ledger, queries, raw, roles, triage
 from incidents.bad_cells import bad_text
 from incidents.grid_views import view_of
 from incidents.incident_page import IncidentPage
@@ -130,6 +130,7 @@ def render_incident(
                 name: live.render(request, f"incidents/_{name}.html", context(page, person_of(request)))
                 for name, context in FRAGMENTS.items()
             },
+            "raw_names": raw.NAMES,
             "opening": opening,
             "view": view,
             "row_kinds": [(kind, WORDS[kind]) for kind in kinds(page.run, incident.attempt)],

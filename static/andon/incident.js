@@ -15,4 +15,35 @@
       document.dispatchEvent(new CustomEvent("andon:copy", { detail: { text: text, by: field } }));
     }
   });
+
+  // A pasted or dropped image is kept as evidence at once; its Markdown stands where the cursor was.
+  document.addEventListener("paste", (event) => attach(event, event.clipboardData));
+  document.addEventListener("drop", (event) => attach(event, event.dataTransfer));
+
+  function attach(event, given) {
+    const text = event.target.closest && event.target.closest("textarea[data-images]");
+    const images = text && given ? Array.from(given.files).filter((file) => file.type.startsWith("image/")) : [];
+    if (!images.length) return;
+    event.preventDefault();
+    for (const file of images) send(text, file);
+  }
+
+  function send(text, file) {
+    const body = new FormData(), says = text.form.querySelector("[data-image-says]");
+    body.append("image", file, file.name || "pasted");
+    body.append("csrfmiddlewaretoken", text.form.elements.csrfmiddlewaretoken.value);
+    says.hidden = true;
+    fetch(text.dataset.images, { method: "POST", body: body })
+      .then((answer) => answer.json())
+      .then((told) => {
+        if (told.markdown) text.setRangeText(told.markdown + "\n", text.selectionStart, text.selectionEnd, "end");
+        else fail(says, told.says);
+      })
+      .catch(() => fail(says, "Not attached: no answer. Your text is still here."));
+  }
+
+  function fail(says, text) {
+    says.textContent = text;
+    says.hidden = false;
+  }
 })();

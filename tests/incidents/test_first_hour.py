@@ -8,7 +8,7 @@ from django.test import Client
 from django.utils import timezone
 
 from incidents import ack_links, actions, approval, duties, first_hour, queries
-from incidents.models import Incident
+from incidents.models import Incident, Probe
 from incidents.refused import Refused
 from runs.models import DirectiveAck, Membership, Project
 
@@ -36,7 +36,7 @@ class TestChecklist:
         assert before["Preserve the state"][0] == "done"
         assert before["Classify"] == ("done", "loss spike without recovery")
         assert before["Find the first divergence"] == ("running", "step 1,000, rank not known")
-        assert before["Test one family at a time"] == ("not_yet", "no probe was started")
+        assert before["Test one family at a time"] == ("not_yet", "0 of 7 closed by a probe")
         assert before["Recover from a known good state"] == ("not_yet", "plan drafted")
         DirectiveAck.objects.create(
             run=world.run,
@@ -61,6 +61,25 @@ class TestChecklist:
         Incident.objects.update(state="resolved", resolved_at=timezone.now() - timedelta(minutes=5))
         hour = first_hour.of(page(world, team.mira))
         assert (hour.minutes, hour.over) == (4, True)
+
+    def test_probes_of_the_board_fill_two_steps(self, world, team):
+        probe = Probe.objects.create(
+            incident=world.incident(),
+            number=1,
+            family="data",
+            key="own",
+            name="replay",
+            owner=team.tomas,
+            started_at=timezone.now() - timedelta(minutes=2),
+        )
+        running = steps(world, team.mira)
+        assert running["Reproduce on fewer devices"] == ("running", "tomas, running 2\u00a0min")
+        Probe.objects.filter(pk=probe.pk).update(
+            state="done", result="gone", recorded_by=team.tomas, ended_at=timezone.now()
+        )
+        done = steps(world, team.mira)
+        assert done["Reproduce on fewer devices"] == ("done", "1\u00a0probe with a result")
+        assert done["Test one family at a time"] == ("running", "1 of 7 closed by a probe")
 
 
 class TestDuties:

@@ -201,7 +201,7 @@ class TestRows:
         note = actions.add_note(incident=world.incident(), person=team.mira, text="one sample")
         actions.add_note(incident=world.incident(), person=team.mira, text="two samples", replaces=note)
         notes = page(world, team.mira).notes
-        assert [(one["text"], one["edits"]) for one in notes] == [("two samples", 1)]
+        assert [(one.text, one.edits) for one in notes] == [("two samples", 1)]
 
 
 def test_the_page_takes_the_same_few_queries_however_much_it_shows(

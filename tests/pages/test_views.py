@@ -22,6 +22,16 @@ PAGES = [
     "/parts/plan",
     "/parts/timeline",
     "/parts/ledger",
+    "/parts/changed",
+    "/parts/neighbours",
+    "/parts/first_hour",
+    "/parts/recurrence",
+    "/parts/similar",
+    "/parts/notes",
+    "/raw/log",
+    "/status",
+    "/status.txt",
+    "/hand-over",
     "/approve",
 ]
 DATA = ["/grid.png", "/layers.png", "/figure.json", "/cells.json", "/cell.json?step=1&rank=1"]
@@ -252,7 +262,9 @@ class TestIncident:
 
 
 class TestLive:
-    @pytest.mark.parametrize("part", ["answers", "evidence", "plan", "timeline", "ledger"])
+    @pytest.mark.parametrize(
+        "part", ["answers", "evidence", "plan", "timeline", "ledger", "changed", "first_hour", "notes"]
+    )
     def test_a_part_that_did_not_change_answers_304(self, as_bob, incident, part):
         address = f"/incidents/{incident.id}/parts/{part}"
         tag = as_bob.get(address)["ETag"]
@@ -275,7 +287,11 @@ class TestLive:
         assert as_bob.get(address, headers={"if-none-match": before}).status_code == 200
 
     @pytest.mark.parametrize(
-        ("part", "most"), [("answers", 40), ("evidence", 16), ("plan", 48), ("timeline", 8), ("ledger", 8)]
+        ("part", "most"),
+        [
+            *(("answers", 40), ("evidence", 16), ("plan", 48), ("timeline", 8), ("ledger", 8)),
+            *(("changed", 26), ("neighbours", 12), ("first_hour", 60), ("similar", 12), ("notes", 12)),
+        ],
     )
     def test_a_part_reads_only_what_it_shows(
         self, as_bob, incident, part, most, django_assert_max_num_queries
