@@ -6,17 +6,13 @@ version, and who may read the store fetches them there.
 
 import hashlib
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
-from django.conf import settings
 from django.db.models import Count, Q, QuerySet, Sum
 
-from evidence import actions
+from evidence import actions, spool
 from evidence.exporting import INLINE_BYTES, export_bag, exported
 from evidence.hashing import chunks
 from evidence.kinds import CHECKPOINT_KINDS
@@ -111,25 +107,21 @@ def take_bag(*, dossier: Dossier, person: Person, wrong: tuple[str, ...]) -> IO[
     if reason := why_no_bag(dossier, wrong):
         raise Refused(*reason)
     vault().check()  # before the custody says that something left
-    root = Path(settings.DATA_DIR) / "spool"
-    root.mkdir(parents=True, exist_ok=True, mode=0o700)
-    spool = Path(tempfile.mkdtemp(prefix=f"bag-{dossier.pk}-", dir=root))
-    try:
-        path = spool / bag_name(dossier)
-        export_bag(
-            dossier,
-            path,
-            who=str(person.opaque_id),
-            inline_bytes=bag_size(dossier).inline_bytes,
-            named_kinds=CHECKPOINT_KINDS,
-        )
+    with spool.directory(f"bag-{dossier.pk}") as place:
+        path = place / bag_name(dossier)
+        try:
+            export_bag(
+                dossier,
+                path,
+                who=str(person.opaque_id),
+                inline_bytes=bag_size(dossier).inline_bytes,
+                named_kinds=CHECKPOINT_KINDS,
+            )
+        except Exception:
+            # The bag's own row says that it was exported, and has to stand in it before it is whole.
+            actions.note_access(dossier=dossier, person=person, what="export failed")
+            raise
         return path.open("rb")
-    except Exception:
-        # The bag's own row says that it was exported, and has to stand in it before it is whole.
-        actions.note_access(dossier=dossier, person=person, what="export failed")
-        raise
-    finally:
-        shutil.rmtree(spool, ignore_errors=True)
 
 
 def take_object(*, one: StoredObject, dossier: Dossier, person: Person) -> Iterator[bytes]:

@@ -127,6 +127,7 @@ LINKS = (
 )
 _NAMES = {
     "holds": "holds on sources",
+    "trees": "held trees on nodes",
     "objects": "objects",
     "files": "files of raw samples",
     "bytes": "in all",

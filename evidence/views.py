@@ -7,7 +7,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from evidence import downloads, listing, overview, reading, two_people
+from evidence import downloads, leftovers, listing, node_trees, overview, reading, two_people
 from evidence.models import CustodyRow, Dossier, Hold, Item, Seal, StoredObject, VaultRequest
 from evidence.queries import visible_dossiers
 from evidence.steps import LINKS
@@ -91,6 +91,8 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
             "custody_total": CustodyRow.objects.filter(dossier=found).count(),
             "access": reading.access_lines(found),
             "holds": reading.holds_of(found),
+            "trees": node_trees.trees_of(found),
+            "also_kept": leftovers.also_kept(found),
             "holds_total": Hold.objects.filter(dossier=found).count(),
             "seals": Seal.objects.filter(dossier=found).order_by("-number")[:5],
             "key_id": server_key().key_id,
