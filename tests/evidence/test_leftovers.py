@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.test import Client
 from django.utils import timezone
 
 from andon.policy import EvidenceRule, Policy
@@ -80,7 +81,7 @@ def released(dossier: Dossier, clock: Clock, one: Person, two: Person) -> None:
 
 
 def test_what_a_killed_worker_left_has_a_row_and_its_hold_goes_with_the_release(
-    sources: Path, vault_s3: str, clock: Clock, alice: Person, bob: Person
+    sources: Path, vault_s3: str, clock: Clock, alice: Person, bob: Person, client: Client
 ) -> None:
     dossier = cut_and_sealed(sources, bob)
     one = Leftover.objects.get()
@@ -88,6 +89,11 @@ def test_what_a_killed_worker_left_has_a_row_and_its_hold_goes_with_the_release(
     assert one.why.endswith("or gathered anew with other bytes: the item is sealed without it")
     assert one.protected_by["legal_hold"] is True
     assert leftovers.find(dossier) == 0
+    (also,) = leftovers.also_kept(dossier)
+    assert (also.objects, also.bytes_total, also.until) == (1, len(BODY), one.item.retain_until)
+    client.force_login(bob)
+    assert "gathered anew with other bytes" in client.get(f"/vault/{dossier.pk}").content.decode()
+    assert "1 left over" in client.get("/vault").content.decode()
     before = held(dossier)
     assert (before["objects"], before["bytes"] - len(BODY)) == (2, StoredObject.objects.get().bytes_total)
     released(dossier, clock, bob, alice)
