@@ -273,6 +273,9 @@ def seconds(call: Callable[[], object]) -> float:
 
 def run(environment: dict[str, str]) -> dict[str, Any]:
     """Measure on running servers; returns figures with their goals."""
+    from django.core.management import call_command
+
+    call_command("collectstatic", interactive=False, verbosity=0)
     with granian("config.wsgi", environment) as port:
         begun = time.perf_counter()
         fleet, dead = new_run("fleet"), new_run("dead")
@@ -292,6 +295,7 @@ def run(environment: dict[str, str]) -> dict[str, Any]:
         setup["all_s"] = round(time.perf_counter() - begun, 1)
         setup["database_mb"] = round(database_bytes() / 1e6)
         setup["block_rows"] = count("runs_gridblock")
+        print(setup, flush=True)
         browser = Browser(port)
         result: dict[str, Any] = {
             "ranks": RANKS,

@@ -1,11 +1,13 @@
 """The bad cells of an incident as text: what the grid shows, for who reads and for who cannot see it."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from incidents.models import Incident
 from runs import formatting, queries
+from runs.models import Run
 from runs.placement import nodes_of
 from runs.queries import BadGroup
 
@@ -28,17 +30,25 @@ class BadText:
         return len(self.lines) < FIRST
 
 
-def bad_text(incident: Incident) -> BadText:
+def bad_text(incident: Incident, version: str) -> BadText:
     """Return the bad cells of an incident's attempt as text.
 
     Cells of earlier steps, or of skipped updates, are no part of the incident and stand in a sentence.
+
+    Args:
+        version: of the grid; while it stays, 16,384 ranks are grouped once and not for every look.
     """
-    groups = queries.bad_cells(incident.run, incident.attempt, FIRST + 1)
     step = incident.first_bad.get("step")
-    since = step if isinstance(step, int) else 0
+    return _bad_text(incident.run_id, incident.attempt, step if isinstance(step, int) else 0, version)
+
+
+@lru_cache(maxsize=16)
+def _bad_text(run_id: int, attempt: int, since: int, version: str) -> BadText:
+    run = Run.objects.get(pk=run_id)
+    groups = queries.bad_cells(run, attempt, FIRST + 1)
     mine = [group for group in groups if not (group.skipped or group.step < since)] or groups
     before = [group for group in groups if group not in mine]
-    places = _Places(incident)
+    places = _Places(run, attempt)
     return BadText(
         lines=[(group, places.words(group)) for group in mine[:FIRST]],
         cells=sum(group.cells for group in mine[:FIRST]),
@@ -56,8 +66,8 @@ def _earlier(group: BadGroup) -> str:
 class _Places:
     """Nodes of ranks, read once."""
 
-    def __init__(self, incident: Incident) -> None:
-        self.nodes = nodes_of(incident.run, incident.attempt)
+    def __init__(self, run: Run, attempt: int) -> None:
+        self.nodes = nodes_of(run, attempt)
         self.node_of = np.full(max((held[-1] for _, held, _ in self.nodes), default=-1) + 1, -1, np.int64)
         for index, (_, held, _) in enumerate(self.nodes):
             self.node_of[held] = index

@@ -29,12 +29,17 @@ SELECT count(*) FROM said WHERE rank < %(world)s
 """
 _FOLLOWED = """
 WITH first AS (
-    SELECT lane::int AS rank, min(step) AS step FROM runs_firstbad
-    WHERE run_id = %s AND attempt = %s AND stream = 'rank' AND lane ~ '^[0-9]{1,9}$'
+    SELECT lane, min(step) AS step FROM runs_firstbad
+    WHERE run_id = %(run)s AND attempt = %(attempt)s AND stream = 'rank' AND lane <> '-1'
+          AND lane <> ALL(%(first)s)
     GROUP BY lane
+), after AS (
+    SELECT step, count(*) AS ranks, sum(count(*)) OVER () AS everyone FROM first
+    GROUP BY step ORDER BY step LIMIT 2
 )
-SELECT step, count(*), CASE WHEN count(*) <= 256 THEN array_agg(rank ORDER BY rank) END, sum(count(*)) OVER ()
-FROM first WHERE rank <> ALL(%s) GROUP BY step ORDER BY step LIMIT 2
+SELECT step, ranks, CASE WHEN ranks <= 256 THEN ARRAY(
+    SELECT lane::int FROM first WHERE first.step = after.step AND lane ~ '^[0-9]{1,9}$' ORDER BY 1
+) END, everyone FROM after ORDER BY step
 """
 # What was once complete stays so; an incomplete answer is asked for again. (run, attempt, step, world size)
 _complete: set[tuple[int, int, int, int]] = set()
@@ -94,7 +99,9 @@ def followed(incident: Incident, attempt: Attempt | None, document: dict[str, An
     if document["step"] is None or not document["ranks"]:
         return Followed(0, "")
     with connection.cursor() as cursor:
-        cursor.execute(_FOLLOWED, [incident.run_id, incident.attempt, list(document["ranks"])])
+        first = [str(rank) for rank in document["ranks"]]
+        of = {"run": incident.run_id, "attempt": incident.attempt, "first": first}
+        cursor.execute(_FOLLOWED, of)
         rows = cursor.fetchall()
     if not rows:
         return Followed(0, "")

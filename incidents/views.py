@@ -134,7 +134,7 @@ def render_incident(
             "opening": opening,
             "view": view,
             "row_kinds": [(kind, WORDS[kind]) for kind in kinds(page.run, incident.attempt)],
-            "bad": bad_text(incident),
+            "bad": bad_text(incident, view.extent.version),
             "states": grid.SYMBOLS,
             "layers": layer_bars(incident, good, policy),
             "policy": policy,

@@ -215,7 +215,10 @@ def fold(ranks: Iterable[int]) -> list[str]:
         else:
             pieces.extend(str(rank) for rank in run)
 
-    for rank in sorted(set(ranks)):
+    everyone = sorted(set(ranks))
+    if len(everyone) >= 3 and everyone[-1] - everyone[0] + 1 == len(everyone):
+        return [f"{everyone[0]}{RANGE}{everyone[-1]}"]  # all ranks of a run: not one by one
+    for rank in everyone:
         if run and rank != run[-1] + 1:
             close()
             run = []

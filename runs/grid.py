@@ -16,7 +16,7 @@ from runs.uncompacted import Uncompacted, uncompacted
 BEFORE_STEPS, AFTER_STEPS = 128, 11  # the window an incident opens on, around the first bad step
 NEWEST_STEPS = 140
 MAX_STEP = 2**63 - 1
-MAX_REORDERED_CELLS = 10_000_000
+MAX_REORDERED_CELLS = 16_000_000
 
 WORDS = {
     grid_png.NONFINITE: "nonfinite",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from andon.detect.frame_health import RowHealth, row_health
+from andon.detect.frame_health import JUDGED, RowHealth, row_health
 from andon.wire import Frame
 
 OUTSIDE, HEALTHY, HELD, MISSING, SPREAD, STRAGGLER, SPIKE, NO_PROGRESS, CHECKSUM, NONFINITE = range(10)
@@ -27,7 +27,8 @@ def state_plane(
             weights, so their cells followed it and are drawn as spread.
 
     Returns:
-        uint8[steps × lanes] over `axes(frame)`: 9 nonfinite (local), 4 spread, 1 healthy, 0 outside;
+        uint8[steps × lanes] over `axes(frame)`: 9 nonfinite (local), 4 spread, 1 healthy, 0 outside
+        (nothing posted, or not applicable: nothing that is judged was measured);
         where several rows fall on one cell (micro-batches), the worst.
     """
     health = row_health(frame) if health is None else health
@@ -40,14 +41,29 @@ def state_plane(
         if poisoned_after is not None:
             origin = origin & (where.steps[where.row] <= poisoned_after)
         code = np.where(origin, NONFINITE, np.where(health.bad, SPREAD, HEALTHY)).astype(np.uint8)
+    unmeasured = _unmeasured(frame)
+    if unmeasured is not None:
+        code[unmeasured & (code == HEALTHY)] = OUTSIDE
     if where.regular:
         return code.reshape(shape)
     plane = np.zeros(shape, dtype=np.uint8)
-    if health.healthy:
+    if health.healthy and unmeasured is None:
         plane[where.row, where.column] = HEALTHY
     else:
         np.maximum.at(plane, (where.row, where.column), code)
     return plane
+
+
+def _unmeasured(frame: Frame) -> NDArray[np.bool_] | None:
+    """Return the rows in which nothing that is judged was measured: a pipeline stage without a loss.
+
+    None where every row measured something; a bit set always says something.
+    """
+    judged = [name for name in JUDGED[frame.stream] if name in frame.metrics]
+    if not judged or "nonfinite" in frame.metrics or not all(name in frame.missing for name in judged):
+        return None
+    missing: NDArray[np.bool_] = np.logical_and.reduce([frame.missing[name] for name in judged])
+    return missing if missing.any() else None
 
 
 def combine_planes(

@@ -92,7 +92,8 @@ class TestNotMeasured:
         one = frame(columns)
         assert len(bad_cells(one)) == 0
         assert judge_frame(one, POLICY) == []
-        assert state_plane(one).tolist() == [[1, 1, 1]]
+        # Ranks 0 and 1 measured nothing that is judged: not applicable, drawn as outside.
+        assert state_plane(one).tolist() == [[0, 0, 1]]
 
     def test_a_nan_beside_a_null_is_still_found(self):
         part = bad_cells(frame({"step": [5] * 2, "lane": [0, 1], "loss": [None, "nan"]}))
