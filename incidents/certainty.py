@@ -100,7 +100,7 @@ def followed(incident: Incident, attempt: Attempt | None, document: dict[str, An
         return Followed(0, "")
     with connection.cursor() as cursor:
         first = [str(rank) for rank in document["ranks"]]
-        of = {"run": incident.run_id, "attempt": incident.attempt, "first": first}
+        of: dict[str, Any] = {"run": incident.run_id, "attempt": incident.attempt, "first": first}
         cursor.execute(_FOLLOWED, of)
         rows = cursor.fetchall()
     if not rows:
