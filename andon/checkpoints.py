@@ -166,10 +166,12 @@ def commit(
     step: int,
     positions: Positions,
     parts: Mapping[str, Sequence[str]],
+    nonfinite: Sequence[str] = (),
 ) -> Manifest:
     """Hash every file of `parts`, check weights and moments, and write the manifest last.
 
-    The check reads the files back, so what is called finite is what lies on disk.
+    The check reads `.npz` files back, so what is called finite is what lies on disk. Of other formats
+    `nonfinite` says what the trainer knows to be nonfinite.
 
     Raises:
         CheckpointError: a listed file is absent.
@@ -180,12 +182,12 @@ def commit(
         if not file.is_file():
             raise CheckpointError(f"{file}: listed in the checkpoint's parts but not written")
         entries.append(FileEntry(path, file.stat().st_size, sha256_of(file)))
-    nonfinite: list[str] = []
+    bad_names = list(nonfinite)
     norms: dict[str, float | None] = {}
     for part in ("weights", "optimizer"):
-        if part in parts:
+        if any(path.endswith(".npz") for path in parts.get(part, ())):
             bad, norm = _examine(directory, parts[part])
-            nonfinite += bad
+            bad_names += bad
             norms[part] = norm
     manifest = Manifest(
         run=run,
@@ -194,8 +196,8 @@ def commit(
         files=tuple(entries),
         parts={part: tuple(paths) for part, paths in parts.items()},
         positions=positions,
-        finite=not nonfinite,
-        nonfinite=tuple(nonfinite),
+        finite=not bad_names,
+        nonfinite=tuple(bad_names),
         norms=norms,
         committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
     )
@@ -261,6 +263,7 @@ def verify(directory: Path) -> Manifest:
         for part in ("weights", "optimizer"):
             bad, _ = _examine(directory, manifest.parts.get(part, ()))
             wrong += [f"{part}: {name} has nonfinite values" for name in bad]
+        wrong += [f"{name} was nonfinite when it was saved" for name in manifest.nonfinite if not wrong]
     if wrong:
         raise CheckpointError(f"{directory}: " + "; ".join(wrong))
     return manifest

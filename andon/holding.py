@@ -12,11 +12,13 @@ import time
 from collections.abc import Callable, Collection
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from andon import hold
-from andon.monitor import Monitor
 from andon.permit import Permit
+
+if TYPE_CHECKING:
+    from andon.monitor import Monitor
 
 POLL_S = 0.2
 GRACE_S = 60.0  # how long ranks wait past the deadline for rank 0's word before they leave by themselves
@@ -68,7 +70,7 @@ class Holder:
 
     def __init__(
         self,
-        monitor: Monitor,
+        monitor: "Monitor",
         directory: Path,
         store: Store,
         *,

@@ -1,21 +1,26 @@
-"""What one rank computed by itself: per-layer gradient norms and nonfinite bits, seen before any reduce.
+"""What one rank computed by itself: per-layer gradient norms and nonfinite flags, before any reduce.
 
-After an all-reduce every rank holds the same numbers and nothing names the rank that broke. DDP's
-communication hook is the one place where a rank's own gradients are complete and not yet summed
-(https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html). Forward outputs are watched by module
-hooks. All flags and norms stay tensors until `read`, so that a step costs one transfer to the host.
+After a reduce every rank holds the same numbers, or a slice of them, and nothing names the rank that
+broke; andon/local_gradients.py says where each kind of parallelism still has a rank's own gradients.
+All flags and norms stay tensors on the device; whoever reads a step moves them to the host at once.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+
+from andon.local_gradients import attach, kind_of, local_of
 
 BIT_INPUT, BIT_FORWARD, BIT_LOCAL_GRADIENT, BIT_REDUCED_GRADIENT = 1, 2, 4, 8
 BIT_OPTIMIZER, BIT_WEIGHT, BIT_SKIPPED = 16, 32, 64
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile and activation checkpointing
+
+View = Literal["local", "reduced"]
 
 
 @dataclass(frozen=True)
@@ -23,100 +28,220 @@ class LocalReading:
     """One step of one rank. `layers` gives the order of the arrays, which is the order of registration.
 
     Attributes:
-        grad_norm: L2 over all parameters of this rank's own gradient (before clipping); NaN or inf if it is.
+        grad_norm: L2 over all parameters of this rank's own gradient (unscaled, before clipping); NaN or
+            inf if it is. Under view "reduced" it is NaN and was not measured.
         layer_grad_norm: float64, one per layer.
         layer_bits: int64, one per layer: BIT_FORWARD (its output), BIT_LOCAL_GRADIENT.
         bits: the layers' bits joined.
+        view: "reduced" where this rank's own gradients could not be seen: nothing here names a rank.
+        activations: RMS of each layer's outputs where asked for, else None.
     """
 
     grad_norm: float
     layer_grad_norm: np.ndarray
     layer_bits: np.ndarray
     bits: int
+    view: View = "local"
+    activations: np.ndarray | None = None
 
 
 class LocalNorms:
-    """Watches a DistributedDataParallel module. A *layer* is a module that owns parameters itself.
+    """Watches a model. A *layer* is a module that owns parameters itself.
 
-    Gradients must be reduced once a step (the last micro-batch under `no_sync`); forward flags
-    gather over all micro-batches of the step.
+    Arguments:
+        model: a DistributedDataParallel module, a model after `fully_shard`, or a plain one.
+        forward: flag nonfinite outputs of every layer in every step. It reads all activations once more;
+            without it a rank is named by its loss, and the layer by running the step again.
+        replicas: how many ranks hold the same parameters where the wrapper does not say (a plain loop that
+            averages gradients itself: its data-parallel size).
+        then: DDP only: a communication hook of your own `(state, hook)` that does the reduce.
     """
 
-    def __init__(self, ddp: nn.parallel.DistributedDataParallel) -> None:
-        module = ddp.module
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        forward: bool = True,
+        replicas: int = 1,
+        then: tuple[Any, Any] | None = None,
+    ) -> None:
+        self.model = model
+        self.kind = kind_of(model)
+        module = model.module if self.kind == "ddp" else model
+        self.module = module
         self.parameters: dict[str, list[Tensor]] = {}
-        self._layer_of: dict[int, int] = {}
-        for name, part in module.named_modules():
+        self.modules: dict[str, nn.Module] = {}
+        self.layer_of: dict[int, int] = {}
+        for name, part in module.named_modules(remove_duplicate=True):
             own = [p for p in part.parameters(recurse=False) if p.requires_grad]
             if not own:
                 continue
             index = len(self.parameters)
-            self.parameters[name or "model"] = own
+            layer = plain_name(name) or "model"
+            self.parameters[layer] = own
+            self.modules[layer] = part
             for parameter in own:
                 # A tied parameter counts for the layer that registered it first.
-                self._layer_of.setdefault(id(parameter), index)
-            part.register_forward_hook(self._forward_hook(index))
+                self.layer_of.setdefault(id(parameter), index)
+            if forward:
+                part.register_forward_hook(self._forward_hook(index))
         self.layers = list(self.parameters)
-        self._squares: list[list[Tensor]] = [[] for _ in self.layers]
-        self._gradient_bad: list[list[Tensor]] = [[] for _ in self.layers]
+        self._flat = [p for own in self.parameters.values() for p in own]
+        self._owner = [i for i, own in enumerate(self.parameters.values()) for _ in own]
+        self.device = self._flat[0].device if self._flat else torch.device("cpu")
+        self._indexes: dict[tuple[int, ...], Tensor] = {}
         self._forward_bad: list[list[Tensor]] = [[] for _ in self.layers]
-        ddp.register_comm_hook(state=None, hook=self._reduce)
+        self._activation: list[list[Tensor]] = [[] for _ in self.layers]
+        self._handles: list[Any] = []
+        self.paused = False
+        self.gradients = attach(self, replicas=replicas, then=then)
+
+    # --- forward
 
     def _forward_hook(self, index: int) -> Any:
         def hook(_module: Any, _inputs: Any, output: Any) -> None:
-            if isinstance(output, Tensor) and output.is_floating_point():
-                self._forward_bad[index].append(~torch.isfinite(output.detach()).all())
+            if not self.paused:
+                for tensor in float_tensors(output):
+                    self._forward_bad[index].append(~torch.isfinite(tensor).all())
 
         return hook
 
-    def _reduce(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            layer = self._layer_of[id(parameter)]
-            # float64: the square of a finite fp32 gradient above 1.8e19 would read as inf.
-            self._squares[layer].append(gradient.detach().double().square().sum())
-            self._gradient_bad[layer].append(~torch.isfinite(gradient.detach()).all())
-        buffer = bucket.buffer()
-        buffer.div_(dist.get_world_size())
-        reduced = dist.all_reduce(buffer, async_op=True).get_future()
-        return reduced.then(lambda done: done.value()[0])
+    def request_activations(self) -> None:
+        """Measure each layer's output norm until the next `take`: hooks that stay for one step only."""
 
-    def read(self) -> LocalReading:
-        """Return what this step saw and start anew. Call after `backward`."""
-        zero = torch.zeros((), dtype=torch.float64)
-        false = torch.zeros((), dtype=torch.bool)
-        squares = torch.stack([torch.stack(s).sum() if s else zero for s in self._squares])
-        forward = torch.stack([torch.stack(f).any() if f else false for f in self._forward_bad])
-        gradient = torch.stack([torch.stack(g).any() if g else false for g in self._gradient_bad])
-        table = torch.stack((squares, forward.double(), gradient.double())).cpu().numpy()
-        for kept in (self._squares, self._forward_bad, self._gradient_bad):
-            for values in kept:
-                values.clear()
-        with np.errstate(invalid="ignore"):
-            norms = np.sqrt(table[0])
-            total = float(np.sqrt(table[0].sum()))
-        bits = table[1].astype(np.int64) * BIT_FORWARD | table[2].astype(np.int64) * BIT_LOCAL_GRADIENT
-        return LocalReading(total, norms, bits, int(np.bitwise_or.reduce(bits)) if len(bits) else 0)
+        def hook_of(index: int) -> Any:
+            def hook(_module: Any, _inputs: Any, output: Any) -> None:
+                if not self.paused:
+                    for tensor in float_tensors(output):
+                        mean = tensor.square().mean(dtype=torch.float64)
+                        self._activation[index].append(mean)
+
+            return hook
+
+        if not self._handles:
+            self._handles = [
+                part.register_forward_hook(hook_of(index)) for index, part in enumerate(self.modules.values())
+            ]
+
+    # --- gradients
+
+    def layer_squares(self, gradients: Sequence[Tensor | None], layers: Sequence[int]) -> Tensor:
+        """Return the sum of squares per layer, float64 on the device, of gradients in these layers.
+
+        One foreach kernel. float64, because the square of a finite fp32 gradient above 1.8e19 would read
+        as inf; so a nonfinite sum means a nonfinite gradient and nothing else.
+        """
+        kept = [(local_of(g), layer) for g, layer in zip(gradients, layers, strict=True) if g is not None]
+        total = torch.zeros(len(self.layers), dtype=torch.float64, device=self.device)
+        if not kept:
+            return total
+        norms = torch._foreach_norm([g for g, _ in kept], 2, dtype=torch.float64)
+        return total.index_add_(0, self.index_of([layer for _, layer in kept]), torch.stack(norms).square())
+
+    def index_of(self, layers: Sequence[int]) -> Tensor:
+        """Return layer numbers on the device. Kept, since copying them there would wait for the device."""
+        key = tuple(layers)
+        if key not in self._indexes:
+            self._indexes[key] = torch.tensor(key, dtype=torch.long, device=self.device)
+        return self._indexes[key]
+
+    def own_squares(self) -> Tensor:
+        """Return the sum of squares per layer of the gradients as they lie in `.grad` now."""
+        return self.layer_squares([p.grad for p in self._flat], self._owner)
+
+    def take(self) -> "Taken":
+        """Return what this step saw, on the device, and start anew. Call after `backward`."""
+        squares = self.gradients.take()
+        false = torch.zeros((), dtype=torch.bool, device=self.device)
+        forward = None
+        if any(self._forward_bad):
+            forward = torch.stack([torch.stack(f).any() if f else false for f in self._forward_bad])
+        activations = None
+        if any(self._activation):
+            nothing = torch.full((), float("nan"), dtype=torch.float64, device=self.device)
+            rows = [torch.stack(a).mean() if a else nothing for a in self._activation]
+            activations = torch.stack(rows).sqrt()
+        for kept in (*self._forward_bad, *self._activation):
+            kept.clear()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        return Taken(squares, forward, activations)
+
+    # --- weights
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def weights(self) -> list[list[Tensor]]:
-        """Return a copy of every layer's parameters, to measure an update by."""
-        return [[p.detach().clone() for p in own] for own in self.parameters.values()]
+    def weights(self) -> list[Tensor]:
+        """Return a copy of this rank's part of every parameter, to measure an update by."""
+        return [local_of(p.detach()).clone() for p in self._flat]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def weight_norms(self) -> np.ndarray:
-        """Return float64 of shape (layers,): the L2 norm of each layer's parameters."""
-        rows = [
-            torch.stack([p.detach().double().square().sum() for p in own]) for own in self.parameters.values()
-        ]
-        return np.asarray(torch.stack([row.sum() for row in rows]).sqrt().cpu().numpy())
+    def weight_squares(self) -> Tensor:
+        """Return float64 of shape (layers,): the sum of squares of this rank's part of each layer."""
+        return self.layer_squares([p.detach() for p in self._flat], self._owner)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
-    def update_ratios(self, before: list[list[Tensor]]) -> np.ndarray:
-        """Return float64 of shape (layers,): ‖W − before‖ / ‖before‖, 0 for an untouched layer."""
-        moved, size = [], []
-        for own, old in zip(self.parameters.values(), before, strict=True):
-            pairs = list(zip(own, old, strict=True))
-            moved.append(torch.stack([(p.detach() - o).double().square().sum() for p, o in pairs]).sum())
-            size.append(torch.stack([o.double().square().sum() for _, o in pairs]).sum())
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(np.sqrt(torch.stack(moved).cpu().numpy() / torch.stack(size).cpu().numpy()))
+    def update_squares(self, before: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Return, per layer, the sums of squares of W − before and of `before`."""
+        size = self.layer_squares(before, self._owner)
+        now = [local_of(p.detach()) for p in self._flat]
+        moved = torch._foreach_sub(now, before)
+        return self.layer_squares(moved, self._owner), size
+
+    @property
+    def sharded(self) -> bool:
+        """Whether weights are slices of a layer, so that their norms are a shard's."""
+        return self.kind == "fsdp2"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """One step of one rank, still on the device. None: not measured."""
+
+    squares: Tensor | None
+    forward: Tensor | None
+    activations: Tensor | None
+
+    @property
+    def bad(self) -> Tensor | None:
+        """Whether anything here is nonfinite, a bool on the device; None when nothing was measured."""
+        found = None if self.squares is None else ~torch.isfinite(self.squares).all()
+        if self.forward is not None:
+            found = self.forward.any() if found is None else found | self.forward.any()
+        return found
+
+
+def reading(
+    squares: np.ndarray | None,
+    forward: np.ndarray | None,
+    activations: np.ndarray | None,
+    *,
+    layers: int,
+    scale: float = 1.0,
+) -> LocalReading:
+    """Return the reading of host arrays; gradients are divided by an fp16 loss scale."""
+    bits = np.zeros(layers, np.int64)
+    if forward is not None:
+        bits |= forward.astype(np.int64) * BIT_FORWARD
+    if squares is None:
+        norms, total = np.full(layers, np.nan), float("nan")
+    else:
+        bits |= (~np.isfinite(squares)).astype(np.int64) * BIT_LOCAL_GRADIENT
+        with np.errstate(invalid="ignore", over="ignore"):
+            norms = np.sqrt(squares) / scale
+            total = float(np.sqrt(squares.sum())) / scale
+    joined = int(np.bitwise_or.reduce(bits)) if layers else 0
+    return LocalReading(total, norms, bits, joined, "reduced" if squares is None else "local", activations)
+
+
+def float_tensors(output: Any) -> list[Tensor]:
+    """Return the floating-point tensors of a module's output, detached."""
+    parts = output if isinstance(output, tuple | list) else (output,)
+    return [p.detach() for p in parts if isinstance(p, Tensor) and p.is_floating_point()]
+
+
+def plain_name(name: str) -> str:
+    """Return a module's name without what torch.compile and activation checkpointing put into it."""
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "").removesuffix(wrapper.rstrip("."))
+    return name.rstrip(".")

@@ -1,68 +1,58 @@
 """The in-loop monitor for PyTorch: see every step, decide together, obey together.
 
-Per step there is one fused SUM (Σ loss·tokens, Σ tokens, ranks with a nonfinite bit, rank 0's order;
-beside them the ranks whose loss itself was nonfinite) and one transfer to the host. Nonfinite values
-are replaced by 0 before the sum and travel in the count, because what a reduction does with a NaN
-depends on backend and rank. So all ranks see the same verdict and the same order in the same step,
-and act at its end: a rank that decides alone hangs the job.
+Per step there is one fused SUM and one transfer to the host (andon/monitor_reduce.py), after which all
+ranks know the same numbers and so reach the same verdict (andon/monitor_decide.py) and the same order of
+the server in the same step: a rank that decides alone hangs the job. Where the optimizer takes
+`found_inf` on the device (`deferred=True`) a bad update is dropped there and the step has no host sync
+at all; the verdict is then read, on all ranks alike, one step later.
 
 Rank-local values go to the lowest rank of each node (the *leader*), which posts them: at once when
 the step was bad, else every `interval_steps`. Only rank 0 reads directives. A server that is slow
 or gone never slows a step; the trainer's own guard, where it is on, needs no server.
+
+`andon.watch.watch` makes one of these and runs the optimizer too: three lines in a training loop.
 """
 
 import os
 import time
-from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from torch import Tensor
 
-from andon.local_norms import (
-    BIT_FORWARD,
-    BIT_OPTIMIZER,
-    BIT_REDUCED_GRADIENT,
-    BIT_SKIPPED,
-    BIT_WEIGHT,
-    LocalNorms,
-    LocalReading,
+from andon.batch_ring import BatchRing
+from andon.local_norms import LocalNorms, reading
+from andon.monitor_agreement import Agreement, Pending, first_bad, nothing_yet
+from andon.monitor_decide import Agreed, Decider, Guard
+from andon.monitor_posting import Posting
+from andon.monitor_posts import Place, StepFacts
+from andon.monitor_reduce import (
+    Later,
+    Pack,
+    Sums,
+    Unpacked,
+    fuse,
+    read_now,
+    reduce,
+    set_found_inf,
+    takes_found_inf,
 )
-from andon.monitor_posts import Place, StepFacts, batch_event, layer_frame, rank_frame
-from andon.outbox import Outbox, Sender
+from andon.monitor_rerun import FirstNonfinite, RandomState, first_nonfinite
+from andon.monitor_rows import Rows, StateAfter
+from andon.outbox import Sender
 from andon.policy import Policy
-from andon.wire import Frame
+from andon.replicas import Report, compare, groups_of
+from andon.step_times import StepTimes
+from andon.twin import TwinReport, twin_step
+
+__all__ = ["Agreement", "Monitor", "mode_from_environment"]
 
 Mode = Literal["off", "observe", "act"]
-Guard = Literal["off", "skip"]
 
 CONTINUE, HOLD = 0, 1  # the codes rank 0 puts into the fused sum
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What all ranks agreed on in one step.
-
-    Attributes:
-        loss: token-weighted mean over the ranks whose loss was finite; NaN when none was.
-        nonfinite_ranks: how many ranks had a nonfinite loss, output or own gradient.
-        nonfinite_losses: how many had a nonfinite loss; the mean over all ranks is then NaN.
-        hold: rank 0 had an order to hold; it takes effect at the end of this step.
-        skip: the guard drops this update.
-        halt: the guard's budget is spent: hold by the trainer's own decision.
-    """
-
-    loss: float
-    nonfinite_ranks: int
-    nonfinite_losses: int
-    hold: bool
-    skip: bool
-    halt: bool
-    reading: LocalReading
-    local_loss: float
-    tokens: int
 
 
 def mode_from_environment(default: Mode = "act") -> Mode:
@@ -77,16 +67,23 @@ def mode_from_environment(default: Mode = "act") -> Mode:
     return value  # type: ignore[return-value]
 
 
-class Monitor:
-    """Watches one DDP model on one rank.
+class Monitor(Posting):
+    """Watches one model on one rank.
 
     Arguments:
         norms: hooks on the model, made before the first backward.
-        optimizer: read for nonfinite moments when a step was bad.
+        optimizer: read for nonfinite moments when a step was bad, and every `interval_steps`.
         sender: carries this node's posts; only the leader has one, others pass None.
         background: False sends within the call (a recorder that must keep the order).
-        guard: "skip" drops updates of bad steps within the policy's budget; "off" applies them.
+        guard: "skip" drops updates of bad steps within the policy's budget and halts past it; "off" leaves
+            every decision to the server.
         interval_steps: how often healthy values are posted and layers are measured.
+        scaler: the fp16 GradScaler, if there is one; `agree` comes before its `unscale_`.
+        deferred: let the optimizer drop bad updates on the device, and read verdicts a step later.
+        first_step, previous_scale: where this attempt begins, and the loss scale of its checkpoint.
+
+    Raises:
+        ValueError: `deferred` with an optimizer that does not take `found_inf`, or with a scaler.
     """
 
     def __init__(
@@ -102,86 +99,194 @@ class Monitor:
         interval_steps: int = 10,
         heartbeat_s: float = 5.0,
         background: bool = True,
+        scaler: Any = None,
+        deferred: bool = False,
+        first_step: int | None = None,
+        previous_scale: float | None = None,
     ) -> None:
-        self.place = place
+        super().__init__(place, sender if mode != "off" else None, heartbeat_s, background)
+        if deferred and (scaler is not None or not takes_found_inf(optimizer)):
+            raise ValueError(
+                "deferred: needs an optimizer that takes found_inf on the device (fused=True) and no scaler, "
+                "which has its own"
+            )
         self.norms = norms
         self.optimizer = optimizer
-        self.sender = sender if mode != "off" else None
+        self.scaler = scaler
         self.policy = policy or Policy()
         self.mode = mode
-        self.guard = guard if mode == "act" else "off"
+        self.guard: Guard = guard if mode == "act" else "off"
+        self.deferred = deferred
         self.interval_steps = interval_steps
-        self.heartbeat_s = heartbeat_s
-        self.outbox = Outbox(self.sender) if self.sender is not None and background else None
-        self._heartbeat_at = 0.0
-        self._before: list[list[torch.Tensor]] | None = None
-        self._rank_rows: list[dict[str, Any]] = []
-        self._layer_rows: list[dict[str, Any]] = []
-        self._batches: list[dict[str, Any]] = []
-        self._skips: deque[int] = deque()
-        self._skips_in_a_row = 0
+        self.decider = self._decider(guard, first_step, previous_scale)
+        self._asked_guard = guard
+        self.ring = BatchRing()
+        self.rows = Rows(place, norms)
+        self.times = StepTimes(norms.device, compute=norms.kind != "fsdp2")
+        if hasattr(norms.gradients, "last_bucket"):
+            norms.gradients.last_bucket = self.times.local
+        self._before: list[Tensor] | None = None  # weights before the update of this step
+        self._after: StateAfter | None = None  # layers of an earlier step, to move with the next transfer
+        self._later: tuple[Pending, Later] | None = None
+        self._facts: dict[int, StepFacts] = {}
+        self._flush_due = False
+        self._suspect = False
 
-    # --- posting
-
-    def post(self, events: list[dict[str, Any]]) -> None:
-        """Post events of this attempt; nothing on ranks that lead no node."""
-        if self.sender is None:
-            return
-        now_ns = time.time_ns()
-        stamped = [
-            {"attempt": self.place.attempt, "time": now_ns, "node": self.place.node, **e} for e in events
-        ]
-        if self.outbox is not None:
-            self.outbox.events(stamped)
-        else:
-            self.sender.send_events(stamped)
-
-    def _post_frame(self, frame: Frame) -> None:
-        if self.outbox is not None:
-            self.outbox.frame(frame)
-        elif self.sender is not None:
-            self.sender.send_frame(frame)
+    def _decider(self, guard: Guard, first_step: int | None, scale: float | None) -> Decider:
+        return Decider(
+            self.policy,
+            acting=self.mode == "act",
+            guard=guard,
+            first_step=first_step,
+            previous_scale=scale,
+        )
 
     # --- the step
 
-    def agree(self, step: int, loss_sum: torch.Tensor, tokens: int) -> Agreement:
+    def begin(self) -> None:
+        """Say that a step begins now, its batch being there; else it begins when the last one ended."""
+        self.times.begin()
+
+    def before_reduce(self) -> None:
+        """A plain loop: this rank's gradients are complete and not yet shared. Under DDP and FSDP2 they were
+        seen already."""
+        observe = getattr(self.norms.gradients, "observe", None)
+        if observe is not None:
+            observe()
+            self.times.local()
+
+    def agree(
+        self,
+        step: int,
+        loss_sum: Tensor | None,
+        tokens: int,
+        *,
+        micro_losses: Tensor | None = None,
+    ) -> Agreement:
         """Join all ranks' verdicts on a step. Call on every rank after `backward`, before the update.
 
-        `loss_sum` is this rank's summed token loss of the whole step, a scalar; `tokens` its count.
+        `loss_sum` is this rank's summed token loss of the whole step, a scalar; `tokens` its count; None and
+        0 on a pipeline stage without loss. `micro_losses` has one value per micro-batch, in order.
         """
-        reading = self.norms.read()
-        total = loss_sum.detach().double()
-        finite = torch.isfinite(total) & (tokens > 0)
-        bad = ~finite | bool(reading.bits)
-        order = HOLD if self.place.rank == 0 and self._told_to_hold() else CONTINUE
-        zero = torch.zeros_like(total)
-        fused = torch.stack(
-            (
-                torch.where(finite, total, zero),
-                torch.where(finite, zero + tokens, zero),
-                bad.double(),
-                zero + order,
-                (~torch.isfinite(total)).double(),
+        if self.norms.kind == "plain" and self.norms.gradients.replicas == 1:
+            self.times.local()
+        taken = self.norms.take()
+        scale = self._scale()
+        divide = 1.0 if scale is None else scale.double()
+        if taken.squares is not None and self.norms.kind == "plain" and self.norms.gradients.replicas == 1:
+            reduced = taken.squares.sum()
+        else:
+            reduced = self.norms.own_squares().sum()
+        bad = taken.bad
+        if self._before is None and step % self.interval_steps == 0:
+            self._before = self.norms.weights()
+        fused = fuse(
+            loss_sum=loss_sum,
+            tokens=tokens,
+            bad=bad,
+            order=HOLD if self.place.rank == 0 and self._told_to_hold() else CONTINUE,
+            grad_squares=reduced / (divide * divide) / self.norms.gradients.replicas,
+            state_bad=self._after.bad if self._after is not None else None,
+            suspect=self._suspect,
+        )
+        self._suspect = False
+        reduce(fused)
+        self.times.reduced()
+        pack = Pack()
+        pack.add("sums", fused)
+        pack.add("loss", loss_sum)
+        pack.add("reduced", reduced)
+        pack.add("scale", scale)
+        pack.add("squares", taken.squares)
+        pack.add("forward", taken.forward)
+        pack.add("activations", taken.activations)
+        pack.add("micro_losses", micro_losses)
+        after, self._after = self._after, None
+        if after is not None:
+            after.pack(pack)
+        pending = Pending(step, tokens, loss_sum is not None, after, self.times.last)
+        if not self.deferred:
+            return self._settle(pending, read_now(pack))
+        if self.decider.nonfinite_acts:
+            set_found_inf(self.optimizer, fused)
+        agreed = self._settle_later() or nothing_yet(self.norms)
+        self._later = (pending, Later(pack))
+        return agreed
+
+    def _settle_later(self) -> Agreement | None:
+        """Return the agreement of the deferred step, once."""
+        if self._later is None:
+            return None
+        (pending, later), self._later = self._later, None
+        return self._settle(pending, later.read())
+
+    def _settle(self, pending: Pending, host: Unpacked) -> Agreement:
+        """Decide a step from what arrived on the host."""
+        sums = host.sums
+        scale = host.number("scale", float("nan"))
+        loss_scale = None if np.isnan(scale) else scale
+        if pending.after is not None:
+            self._flush_due |= self.rows.add_layers(pending.after, host)
+        decision = self.decider.decide(
+            Agreed(
+                step=pending.step,
+                loss=sums.loss,
+                nonfinite_ranks=sums.nonfinite_ranks,
+                reduced_ranks=sums.reduced_ranks,
+                nonfinite_losses=sums.nonfinite_losses,
+                state_ranks=sums.state_ranks,
+                suspects=sums.suspects,
+                loss_scale=loss_scale,
             )
         )
-        dist.all_reduce(fused)
-        loss_total, token_total, nonfinite_ranks, orders, nonfinite_losses, own = torch.cat(
-            (fused, total.reshape(1))
-        ).tolist()
-        skip = self.guard == "skip" and nonfinite_ranks > 0
-        if step % self.interval_steps == 0 or nonfinite_ranks > 0:
+        if self._before is None and (sums.nonfinite_ranks or sums.reduced_ranks) and not self.deferred:
             self._before = self.norms.weights()
+        compute_s, wait_s = self.times.seconds(pending.times)
+        own = host.number("loss", float("nan"))
         return Agreement(
-            loss=loss_total / token_total if token_total else float("nan"),
-            nonfinite_ranks=int(nonfinite_ranks),
-            nonfinite_losses=int(nonfinite_losses),
-            hold=orders > 0,
-            skip=skip,
-            halt=self._budget_spent(step, skip),
-            reading=reading,
-            local_loss=own / tokens if tokens else float("nan"),
-            tokens=tokens,
+            step=pending.step,
+            loss=sums.loss,
+            nonfinite_ranks=sums.nonfinite_ranks,
+            reduced_ranks=sums.reduced_ranks,
+            nonfinite_losses=sums.nonfinite_losses,
+            hold=sums.orders > 0,
+            skip=decision.skip,
+            halt=decision.halt,
+            decision=decision,
+            reading=reading(
+                host.array("squares"),
+                host.array("forward"),
+                host.array("activations"),
+                layers=len(self.norms.layers),
+                scale=loss_scale or 1.0,
+            ),
+            grad_norm=self._grad_norm(sums, host),
+            loss_scale=loss_scale,
+            local_loss=own / pending.tokens if pending.tokens else float("nan"),
+            tokens=pending.tokens,
+            total_tokens=round(sums.tokens),
+            # A rank whose samples hold no token has no mean; a nonfinite sum is told all the same.
+            measured=pending.measured and (pending.tokens > 0 or not np.isfinite(own)),
+            compute_s=compute_s,
+            wait_s=wait_s,
+            micro_batch=first_bad(host.array("micro_losses")),
         )
+
+    def _grad_norm(self, sums: Sums, host: Unpacked) -> float:
+        own = host.number("reduced", float("nan"))
+        # Nonfinite slices were left out of the sum, and another rank's are not known here.
+        if not np.isfinite(own) or (self.norms.sharded and sums.reduced_ranks):
+            return float("nan")
+        return float(np.sqrt(sums.grad_squares))
+
+    def _scale(self) -> Tensor | None:
+        """Return the loss scale on the device; `get_scale` would wait for it."""
+        if self.scaler is None or not self.scaler.is_enabled():
+            return None
+        scale = getattr(self.scaler, "_scale", None)
+        if scale is None:
+            scale = torch.tensor(self.scaler.get_scale())
+        return scale.to(self.norms.device)
 
     def _told_to_hold(self) -> bool:
         if self.mode != "act" or self.sender is None:
@@ -191,161 +296,126 @@ class Monitor:
             return False
         return directive.get("kind") == "hold"
 
-    def _budget_spent(self, step: int, skip: bool) -> bool:
-        """Count skips as the hold table does: so many in a row, or so many within a window."""
-        self._skips_in_a_row = self._skips_in_a_row + 1 if skip else 0
-        if skip:
-            self._skips.append(step)
-        rules = self.policy.nonfinite
-        while self._skips and self._skips[0] <= step - rules.skipped_window_steps:
-            self._skips.popleft()
-        return skip and (
-            self._skips_in_a_row >= rules.skipped_in_a_row or len(self._skips) >= rules.skipped_in_window
-        )
+    # --- after the update
 
     def finish(self, agreed: Agreement, facts: StepFacts) -> None:
         """Record a step after its update, and post what is due. Call on every rank."""
-        report = self._before is not None
-        reduced_bits = self._reduced_bits(agreed, facts)
-        bits = agreed.reading.bits | reduced_bits
-        if not np.isfinite(agreed.local_loss) and agreed.tokens:
-            bits |= BIT_FORWARD
-        now_ns = time.time_ns()
-        self._rank_rows.append(
-            {
-                "step": facts.step,
-                "lane": self.place.rank,
-                "time_ns": now_ns,
-                "loss": agreed.local_loss,
-                "grad_norm": agreed.reading.grad_norm,
-                "nonfinite": bits,
-                "step_time_s": facts.step_time_s,
-                "seq_len_max": max(facts.batch.lengths, default=0),
-                "tokens": agreed.tokens,
-            }
-        )
-        self._batches.append(batch_event(self.place.rank, facts.step, facts.batch, now_ns))
-        if report:
-            self._measure_layers(agreed, facts, reduced_bits, now_ns)
-        if self.place.rank == 0:
-            self._post_step(agreed, facts, reduced_bits)
-        if report:
-            self.flush()
+        self._facts[facts.step] = facts
+        read = self._measure(agreed, facts.step)
+        if agreed.step >= 0:
+            self._record(agreed, self._facts.pop(agreed.step, facts), read)
+        self.times.begin()
+        if self._flush_due:
+            self._flush()
         if self.place.leads and time.monotonic() - self._heartbeat_at >= self.heartbeat_s:
             self.heartbeat("training", facts.step)
 
-    def heartbeat(self, state: str, step: int) -> None:
-        """Say that this node's ranks are alive, and whether they train or are held."""
-        self._heartbeat_at = time.monotonic()
-        self.post(
-            [
-                {
-                    "type": "heartbeat",
-                    "step": step,
-                    "ranks": list(self.place.node_ranks),
-                    "data": {"state": state},
-                }
-            ]
-        )
-
-    def _reduced_bits(self, agreed: Agreement, facts: StepFacts) -> int:
-        """Return what is nonfinite after the reduce: the same on every rank, so it names none."""
-        bits = BIT_SKIPPED if agreed.skip else 0
-        if not np.isfinite(facts.grad_norm):
-            bits |= BIT_REDUCED_GRADIENT
-        if self._before is None and not bits:
-            return bits
-        moments = [
-            value
-            for state in self.optimizer.state.values()
-            for value in state.values()
-            if isinstance(value, torch.Tensor) and value.is_floating_point()
-        ]
-        if moments and not bool(torch.stack([torch.isfinite(value).all() for value in moments]).all()):
-            bits |= BIT_OPTIMIZER
-        if not np.isfinite(self.norms.weight_norms()).all():
-            bits |= BIT_WEIGHT
-        return bits
-
-    def _measure_layers(self, agreed: Agreement, facts: StepFacts, reduced_bits: int, now_ns: int) -> None:
-        assert self._before is not None
-        ratios, norms = self.norms.update_ratios(self._before), self.norms.weight_norms()
+    def _measure(self, agreed: Agreement, step: int) -> Unpacked | None:
+        """Measure the layers after an update where it is due: a bad step is read at once, a healthy one
+        with the next step's transfer."""
+        if self._before is None:
+            return None
+        after = StateAfter.measure(self.norms, self.optimizer, step, self._before)
         self._before = None
-        for index, layer in enumerate(self.norms.layers):
-            bits = int(agreed.reading.layer_bits[index])
-            if not np.isfinite(norms[index]):
-                bits |= BIT_WEIGHT
-            if reduced_bits & BIT_SKIPPED:
-                bits |= BIT_SKIPPED
-            self._layer_rows.append(
-                {
-                    "step": facts.step,
-                    "lane": layer,
-                    "time_ns": now_ns,
-                    "rank": self.place.rank,
-                    "grad_norm": float(agreed.reading.layer_grad_norm[index]),
-                    "weight_norm": float(norms[index]),
-                    "update_ratio": float(ratios[index]),
-                    "nonfinite": bits,
-                }
-            )
+        if agreed.step == step and agreed.bad:
+            pack = Pack()
+            after.pack(pack)
+            return read_now(pack)
+        self._after = after
+        return None
 
-    def _post_step(self, agreed: Agreement, facts: StepFacts, reduced_bits: int) -> None:
-        data = {
-            # The mean over all ranks: one NaN makes it NaN. The mean over the others is kept beside it.
-            "loss": float("nan") if agreed.nonfinite_losses else agreed.loss,
-            "grad_norm": facts.grad_norm,
-            "lr": facts.lr,
-            "tokens": agreed.tokens * self.place.world_size,
-            "consumed_samples": facts.consumed_samples,
-            "step_time_s": facts.step_time_s,
-            "nonfinite": reduced_bits,
-            "skipped": agreed.skip,
-            "nonfinite_ranks": agreed.nonfinite_ranks,
-            "loader_position": facts.loader_position,
-            "optimizer_step": facts.optimizer_step,
-            "schedule_position": facts.schedule_position,
-            **facts.extra,
-        }
-        if agreed.nonfinite_losses:
-            data["loss_of_finite_ranks"] = agreed.loss
-        if self.sender is not None and self.sender.directive:
-            data["directive_seq"] = self.sender.directive.get("seq")
-        if self.mode != "act":
-            data["mode"] = self.mode
-        self.post([{"type": "step", "step": facts.step, "data": data}])
+    def _record(self, agreed: Agreement, facts: StepFacts, read: Unpacked | None) -> None:
+        later = read is None and facts.step % self.interval_steps == 0
+        bits = self.rows.add_step(agreed, facts, read, layers_later=later)
+        self.ring.append(facts.step, facts.batch)
+        if self.place.rank == 0:
+            directive = self.sender.directive if self.sender is not None else None
+            self.post(
+                self.rows.events(
+                    agreed,
+                    facts,
+                    bits,
+                    mode=self.mode,
+                    policy_modes=dict(self.policy.modes),
+                    directive_seq=directive.get("seq") if directive else None,
+                )
+            )
+        self._flush_due |= agreed.bad or agreed.halt
 
     def flush(self) -> None:
         """Bring this node's rows to its leader and post them: a collective, so call it on all its ranks."""
-        own = (self._rank_rows, self._layer_rows, self._batches)
-        gathered: list[Any] = [own]
-        if self.place.node_group is not None:
-            gathered = [None] * len(self.place.node_ranks)
-            target = gathered if self.place.leads else None
-            dist.gather_object(own, target, dst=min(self.place.node_ranks), group=self.place.node_group)
-        self._rank_rows, self._layer_rows, self._batches = [], [], []
-        if not self.place.leads or self.sender is None:
-            return
-        rank_rows = sorted(
-            (row for rows, _, _ in gathered for row in rows), key=lambda r: (r["step"], r["lane"])
-        )
-        layer_rows = [row for _, rows, _ in gathered for row in rows]
-        batches = sorted((b for _, _, rows in gathered for b in rows), key=lambda b: (b["step"], b["rank"]))
-        # The bad value travels first; what explains it follows.
-        if rank_rows:
-            self._post_frame(rank_frame(self.place, rank_rows))
-        if layer_rows:
-            self._post_frame(layer_frame(self.place, layer_rows))
-        if batches:
-            self.post(batches)
+        if self._after is not None:
+            pack = Pack()
+            self._after.pack(pack)
+            self.rows.add_layers(self._after, read_now(pack))
+            self._after = None
+        self._flush()
 
-    def begin_attempt(self, attempt: int) -> None:
-        """Go on as another attempt of the run, after a resume in place."""
-        self.place = replace(self.place, attempt=attempt)
-        self._skips.clear()
-        self._skips_in_a_row = 0
+    def _flush(self) -> None:
+        self._flush_due = False
+        for what in self.rows.gather():
+            if self.sender is None:
+                continue
+            if isinstance(what, list):
+                self.post(what)
+            else:
+                self._post_frame(what)
+
+    def settle(self) -> Agreement | None:
+        """With `deferred`: read and record the last step, when no other follows. Call on every rank."""
+        agreed = self._settle_later()
+        if agreed is not None and agreed.step in self._facts:
+            self._record(agreed, self._facts.pop(agreed.step), None)
+        return agreed
 
     def close(self) -> None:
         """Send what is queued. Rows not yet flushed need `flush` first, on all ranks of the node."""
         if self.outbox is not None:
             self.outbox.close()
+
+    # --- what the loop declares
+
+    def boundary(self, name: str, step: int, **data: Any) -> None:
+        """Declare a discontinuity (warm-up end, mixture change, context-length switch, lr phase): detectors
+        begin a new baseline instead of calling it a spike. Call on every rank, between steps."""
+        self.decider.boundary()
+        if self.place.rank == 0:
+            self.post([{"type": "schedule.boundary", "step": step, "data": {"name": name, **data}}])
+
+    def check_replicas(self, step: int, named: Mapping[str, Any] | None = None) -> list[Report]:
+        """Compare replicas after `step`; a difference joins the next fused sum, so that all ranks decide
+        on it in the same step. Call on every rank. Arguments: see `andon.replicas.groups_of`."""
+        reports = compare(groups_of(self.norms.model, self.optimizer, named))
+        for report in reports:
+            self._suspect |= report.status == "differs"
+            if self.place.rank == min(report.ranks, default=0):
+                self.post([report.event(step)])
+        return reports
+
+    def twin(self, step: int, run: Callable[[Any], Tensor], batch: Any, group: Any = None) -> TwinReport:
+        """Run a twin step after `step` (andon/twin.py); a difference is decided on as one of replicas."""
+        report = twin_step(self.norms, run, batch, step=step, group=group)
+        self._suspect |= report.status == "differs"
+        if self.place.rank == min(report.ranks):
+            self.post([report.event(step)])
+        return report
+
+    def find_first(
+        self, agreed: Agreement, run: Callable[[int], Tensor], micro_batches: int, state: RandomState | None
+    ) -> FirstNonfinite | None:
+        """Name this rank's first nonfinite tensor of a bad step (andon/monitor_rerun.py). Call on every rank,
+        before the update and before `finish`, which posts it."""
+        first = first_nonfinite(self.norms, run, micro_batches=micro_batches, random_state=state)
+        if first is not None:
+            self.rows.add_first(agreed.step, first)
+        return first
+
+    def request_activations(self) -> None:
+        """Measure each layer's output norm in the next step. Posted with its layer rows."""
+        self.norms.request_activations()
+
+    def begin_attempt(self, attempt: int) -> None:
+        """Go on as another attempt of the run, after a resume in place."""
+        self.place = replace(self.place, attempt=attempt)
+        self.rows.place = self.place
+        self.decider = self._decider(self._asked_guard, None, None)

@@ -28,6 +28,7 @@ class Listener:
         self.events: list[tuple[str, Event]] = []
         self.frames: list[Frame] = []
         self.allow_deletion = False
+        self.granted: dict | None = None  # the permit that /resume gives
         self.directive = Directive(kind="continue", seq=1, run=run, attempt=1)
         self._lock = threading.Lock()
         listener = self
@@ -63,6 +64,8 @@ class Listener:
                         {"uri": uri, "allow": listener.allow_deletion} for uri in json.loads(body)["uris"]
                     ]
                     return self._answer(200, {"items": items})
+                if self.path.endswith("/resume"):
+                    return self._answer(200, {"permit": listener.granted})
                 with listener._lock:
                     if self.path.endswith("/frames"):
                         listener.frames.append(decode_frame(body, kind))
@@ -132,6 +135,23 @@ class Listener:
     def go_on(self, attempt=2):
         """Turn the directive back to continue for the next attempt, as the server does at its launch."""
         self.directive = Directive(kind="continue", seq=self.directive.seq + 1, run=self.run, attempt=attempt)
+
+    def resume_in_place(self, attempt=2):
+        """Grant a resume from memory to ranks that wait."""
+        self.granted = self.permit(
+            checkpoint=None, positions={}, skip=None, attempt=attempt, kind="resume_in_place"
+        )
+        held = self.directive
+        self.directive = Directive(
+            kind="resume",
+            seq=held.seq + 1,
+            run=self.run,
+            attempt=held.attempt,
+            incident=held.incident,
+            since=held.since,
+            plan={"kind": "resume_in_place"},
+            permit="P-1",
+        )
 
     def close(self):
         """Stop listening."""

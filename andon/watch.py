@@ -1,0 +1,356 @@
+"""Three lines in a PyTorch training loop: see every step, update together, stop together.
+
+    monitor = watch(model, optimizer, directory="checkpoints")     # after DDP or fully_shard
+    for batch in loader:
+        loss = model(batch)
+        loss.backward()
+        monitor.step(loss, tokens=batch.tokens)     # instead of optimizer.step() and zero_grad()
+    monitor.close()
+
+Server, run and secret come from the arguments or from `ANDON_URL`, `ANDON_RUN` and `ANDON_RUN_SECRET`;
+without a server the trainer's own decisions stand all the same. A held directory is refused (exit
+code 93) unless `ANDON_PERMIT` names a permit that verifies against `ANDON_KEY`.
+"""
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from andon import halt_snapshot, restore_check
+from andon.batch_ring import BatchFacts
+from andon.checkpoints import Positions
+from andon.client import Client
+from andon.holding import Holder
+from andon.local_gradients import local_of
+from andon.local_norms import LocalNorms
+from andon.monitor import Monitor, mode_from_environment
+from andon.monitor_agreement import Agreement
+from andon.monitor_posts import Place, StepFacts
+from andon.monitor_reduce import reduce
+from andon.monitor_rerun import RandomState
+from andon.monitor_rows import StateAfter
+from andon.monitor_scaler import unscale
+from andon.policy import Policy
+from andon.restore_check import Line, Parts
+from andon.watch_launch import launched_event, place_here, refuse_if_held, store
+
+__all__ = ["BatchFacts", "Watch", "watch"]
+
+DECLARED_FIRST = "first_nonfinite"  # the policy mode that lets a bad step run again
+
+
+class Watch(Monitor):
+    """A monitor that also runs the optimizer, holds, and writes the halt snapshot. Made by `watch`."""
+
+    def __init__(
+        self,
+        place: Place,
+        norms: LocalNorms,
+        parts: Parts,
+        *,
+        directory: Path,
+        server: Client | None,
+        trusted: Collection[str],
+        first_step: int,
+        **options: Any,
+    ) -> None:
+        assert parts.optimizer is not None
+        super().__init__(
+            place, norms, optimizer=parts.optimizer, scaler=parts.scaler, first_step=first_step, **options
+        )
+        self.parts = parts
+        self.directory = directory
+        self.holder = Holder(self, directory, store(), server=server, trusted=trusted, say=self._say)
+        self.number = first_step - 1  # of the last step done
+        self.optimizer_step = first_step - 1
+        self.samples = 0
+        self._held = False
+        self._micro: list[Tensor] = []
+        self._tokens: list[int] = []
+        self._began = time.perf_counter()
+        self._random = RandomState.take()
+
+    def _say(self, text: str) -> None:
+        print(f"andon: rank {self.place.rank}: {text}", flush=True)  # noqa: T201
+
+    # --- the step
+
+    def begin(self) -> None:
+        """Say that the batch is there and a step begins; else it begins when the last one ended."""
+        super().begin()
+        self._random = RandomState.take()
+
+    def micro_batch(self, loss: Tensor | None, tokens: int = 1) -> None:
+        """With gradient accumulation: tell each micro-batch after its `backward`, then call `step()`.
+
+        `loss` is the mean over `tokens` as the loop computed it, before any division by the number of
+        micro-batches and before a scaler; None on a pipeline stage without loss.
+        """
+        if loss is not None:
+            self._micro.append(loss.detach().double() * tokens)
+            self._tokens.append(tokens)
+
+    def step(
+        self,
+        loss: Tensor | None = None,
+        tokens: int = 1,
+        *,
+        batch: BatchFacts | None = None,
+        clip: float | None = None,
+        rerun: Callable[[int], Tensor] | None = None,
+        **extra: Any,
+    ) -> Agreement:
+        """Agree on a step, update, record, obey. Call on every rank after `backward`.
+
+        Args:
+            loss, tokens: as for `micro_batch`; not given after calls of it.
+            batch: what was trained on (andon/batch_ring.py).
+            clip: largest global gradient norm.
+            rerun: forward of a micro-batch by index on the same batch; a bad step then runs again to name
+                its first nonfinite tensor.
+            extra: more values to post with the step.
+
+        Raises:
+            SystemExit: 93, the run is held.
+        """
+        if loss is not None:
+            self.micro_batch(loss, tokens)
+        self.number += 1
+        losses = torch.stack(self._micro) if self._micro else None
+        count = len(self._micro) or 1
+        agreed = self.agree(
+            self.number,
+            None if losses is None else losses.sum(),
+            sum(self._tokens),
+            micro_losses=losses if count > 1 else None,
+        )
+        self._micro, self._tokens = [], []
+        if agreed.bad and rerun is not None and not self.deferred:
+            self._find_first(agreed, rerun, count)
+        self._update(agreed, clip)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.finish(agreed, self._facts_of(batch, extra))
+        if agreed.hold or agreed.halt:
+            self.hold(agreed.decision.reason if agreed.halt else None, undone=agreed.halt)
+        self._began = time.perf_counter()
+        self._random = RandomState.take()
+        return agreed
+
+    def _find_first(self, agreed: Agreement, rerun: Callable[[int], Tensor], count: int) -> None:
+        if self.policy.modes.get(DECLARED_FIRST, "act") == "off":
+            return
+        try:
+            first = self.find_first(agreed, rerun, count, self._random)
+        except RuntimeError as error:  # hooks that a model does not bear; the step itself is decided
+            self._say(f"step {agreed.step}: could not be run again ({error})")
+            return
+        if first is not None:
+            self._say(f"step {agreed.step}: first nonfinite: {first.document()}")
+
+    def _update(self, agreed: Agreement, clip: float | None) -> None:
+        """Apply the update, or leave weights, moments and step count untouched."""
+        scaler = self.scaler if self.scaler is not None and self.scaler.is_enabled() else None
+        if scaler is not None:
+            unscale(scaler, self.optimizer, skip=agreed.skip)
+        if self.deferred:
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(self.norms.model.parameters(), clip)
+            self.optimizer.step()
+        elif not agreed.skip:
+            self._clip(agreed, clip)
+            if scaler is None:
+                self.optimizer.step()
+            else:
+                scaler.step(self.optimizer)
+            self.optimizer_step += 1
+        if scaler is not None:
+            scaler.update()
+        if self.parts.schedule is not None and not agreed.halt:
+            self.parts.schedule.step()
+
+    def _clip(self, agreed: Agreement, clip: float | None) -> None:
+        if clip is None or not agreed.grad_norm > clip:
+            return
+        gradients = [local_of(p.grad) for p in self.norms.model.parameters() if p.grad is not None]
+        torch._foreach_mul_(gradients, clip / agreed.grad_norm)
+
+    def _facts_of(self, batch: BatchFacts | None, extra: dict[str, Any]) -> StepFacts:
+        facts = batch or BatchFacts()
+        self.samples += len(facts.positions or facts.lengths) * self.place.world_size
+        at = self.positions()
+        return StepFacts(
+            step=self.number,
+            grad_norm=None,
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+            step_time_s=time.perf_counter() - self._began,
+            loader_position=at.loader_position,
+            consumed_samples=at.consumed_samples,
+            optimizer_step=at.optimizer_step,
+            schedule_position=at.schedule_position,
+            batch=facts,
+            extra=extra,
+        )
+
+    def positions(self) -> Positions:
+        """Return the four numbers that are not the same; samples are counted where the loader does not."""
+        loader = self.parts.loader
+        return Positions(
+            loader_position=int(getattr(loader, "position", self.samples)),
+            consumed_samples=int(getattr(loader, "consumed_samples", self.samples)),
+            optimizer_step=self.optimizer_step,
+            schedule_position=int(getattr(self.parts.schedule, "last_epoch", self.number)),
+        )
+
+    # --- stopping
+
+    def hold(self, reason: str | None, *, undone: bool = False) -> None:
+        """Write the halt snapshot, the hold file, and wait or leave. Call on every rank in the same step.
+
+        Args:
+            reason: of the trainer's own decision; None: the server's order.
+            undone: the update of the last step was not applied, so the snapshot holds the weights before.
+
+        Raises:
+            SystemExit: 93. Returns when a permit lets the ranks go on in place.
+        """
+        step = self.number - 1 if undone and not self.deferred else self.number
+        self.flush()
+        # A collective again, but no step follows: what is called finite must be so on every rank.
+        state_bad = reduce(StateAfter.measure(self.norms, self.optimizer, step, None).bad.double())
+        directory, manifest = halt_snapshot.write(
+            self.directory / f"attempt-{self.place.attempt}",
+            self.parts,
+            run=self.place.run,
+            attempt=self.place.attempt,
+            step=max(step, 0),
+            positions=self.positions(),
+            ring=self.ring,
+            decider=self.decider.state(),
+            nonfinite=("weights or moments",) if state_bad.item() else (),
+        )
+        if manifest is not None:
+            self.post([manifest.event(directory)])
+        self._held = True
+        self.holder.hold(self.number, own_decision=reason)
+        self._held = False
+
+    # --- restoring
+
+    def saved(self, directory: Path) -> None:
+        """Write the digests of all parts into a checkpoint. Call on every rank, at the save."""
+        restore_check.save(directory, self.parts)
+
+    def restored(self, directory: Path) -> list[Line]:
+        """Check a restore part by part, before the first step. Call on every rank.
+
+        A part that differs on any rank is a failed restore: reported, and with the guard on, held.
+
+        Raises:
+            SystemExit: 93, held.
+        """
+        lines = restore_check.check(directory, self.parts)
+        report = [line.document() | {"rank": self.place.rank} for line in lines]
+        everywhere = [report]
+        if self.place.world_size > 1:
+            everywhere = [[] for _ in range(self.place.world_size)]
+            dist.all_gather_object(everywhere, report)
+        wrong = [one for lines in everywhere for one in lines if one["equal"] is False]
+        if self.place.rank == 0:
+            # One line per part, and every rank's where it is not rank 0's.
+            other = [one for lines in everywhere[1:] for one in lines if one["equal"] is not True]
+            self.post(
+                [{"type": "restore.report", "step": self.number, "data": {"parts": everywhere[0] + other}}]
+            )
+        if wrong and self.guard == "skip":
+            first = wrong[0]
+            self.hold(f"restore check failed: {first['part']} on rank {first['rank']} {first['detail']}")
+        return lines
+
+    def close(self) -> None:
+        """End: read what is still on its way, post the rest. Call on every rank."""
+        if not self._held:  # a held rank flushed before, and leaves without meeting the others again
+            self.settle()
+            self.flush()
+            if self.place.rank == 0:
+                self.post([{"type": "attempt.exited", "step": self.number, "data": {"exit_code": 0}}])
+        super().close()
+
+
+def watch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    directory: str | os.PathLike[str],
+    schedule: Any = None,
+    scaler: Any = None,
+    loader: Any = None,
+    run: str | None = None,
+    url: str | None = None,
+    secret: str | None = None,
+    attempt: int | None = None,
+    trusted: Collection[str] = (),
+    permit: str | None = None,
+    policy: Policy | None = None,
+    guard: str = "skip",
+    first_step: int = 1,
+    interval_steps: int = 100,
+    forward: bool = False,
+    deferred: bool = False,
+    replicas: int = 1,
+    previous_scale: float | None = None,
+    spool_dir: str | None = None,
+    groups: Mapping[str, Any] | None = None,
+) -> Watch:
+    """Watch a model's training. Call on every rank, after DDP or `fully_shard`, before the first forward.
+
+    Args:
+        directory: where checkpoints lie; hold file and halt snapshot go there.
+        schedule, scaler, loader: stepped (schedule, scaler), checked at restores, kept in the snapshot.
+        run, url, secret, attempt, trusted, permit: default to `ANDON_RUN`, `ANDON_URL`,
+            `ANDON_RUN_SECRET`, `ANDON_ATTEMPT`, `ANDON_KEY` (comma-separated fingerprints), `ANDON_PERMIT`.
+        guard: "skip" or "off"; forward, replicas: see `andon.local_norms.LocalNorms`.
+        deferred: see `andon.monitor.Monitor`; a bad step is then not run again.
+        groups: `{"dp"|"tp"|"pp"|"cp"|"ep": [[ranks], …]}`, told to the server; DDP and FSDP2 over all ranks
+            need none.
+
+    Raises:
+        SystemExit: 93, the directory is held and no permit lets it go on.
+    """
+    folder = Path(directory)
+    run = run or os.environ.get("ANDON_RUN") or "run"
+    keys = tuple(trusted) or tuple(k for k in os.environ.get("ANDON_KEY", "").split(",") if k)
+    number = attempt or int(os.environ.get("ANDON_ATTEMPT", "0")) or 1
+    number, granted = refuse_if_held(folder, run, number, permit or os.environ.get("ANDON_PERMIT"), keys)
+    place, nodes = place_here(run, number)
+    url = url or os.environ.get("ANDON_URL")
+    secret = secret or os.environ.get("ANDON_RUN_SECRET")
+    mode = mode_from_environment()
+    client = None
+    if place.leads and url and secret and mode != "off":
+        # Without an attempt: the client must go on hearing orders after a resume in place.
+        client = Client(url, run, secret, node=place.node, trusted=keys or None, spool_dir=spool_dir)
+    made = Watch(
+        place,
+        LocalNorms(model, forward=forward, replicas=replicas),
+        Parts(model, optimizer, schedule, scaler, loader),
+        directory=folder,
+        server=client if place.rank == 0 else None,
+        trusted=keys,
+        first_step=first_step,
+        sender=client,
+        policy=policy,
+        mode=mode,
+        guard=guard,
+        interval_steps=interval_steps,
+        deferred=deferred,
+        previous_scale=previous_scale,
+    )
+    if place.rank == 0:
+        made.post([launched_event(made, nodes, granted, groups)])
+    return made
