@@ -1,6 +1,7 @@
-"""What incidents add to an evidence bag: the incident, the run's ledger, and the permits."""
+"""What incidents add to an evidence bag: the incident, its postmortem, the run's ledger, and the permits."""
 
 import json
+import logging
 from typing import Any
 
 from django.db.models import Q
@@ -13,7 +14,11 @@ from incidents import ledger, rows
 from incidents.canonical import exact
 from incidents.models import Incident, LedgerRow, Permit
 from incidents.permits import rfc3339
+from incidents.postmortem import build
+from incidents.postmortem.render import render
 from runs.models import Finding
+
+log = logging.getLogger(__name__)
 
 SCHEMA = "andon.incident/1"
 
@@ -22,7 +27,7 @@ SCHEMA = "andon.incident/1"
 def add_to_bag(sender: object, dossier: Dossier, bag: BagWriter, **kwargs: Any) -> None:
     """Add the incident this dossier belongs to; a dossier opened by hand has none, and gets the ledger."""
     incident = (
-        Incident.objects.select_related("run")
+        Incident.objects.select_related("run", "run__project", "dossier")
         .filter(Q(dossier=dossier) | Q(earlier_dossiers__contains=[dossier.pk]))
         .first()
     )
@@ -33,6 +38,23 @@ def add_to_bag(sender: object, dossier: Dossier, bag: BagWriter, **kwargs: Any) 
     bag.add_payload("incident.json", [_bytes(document(incident))])
     for permit in Permit.objects.filter(incident=incident).order_by("id"):
         bag.add_payload(f"permits/{permit.public_id}.json", [_bytes(permit.document)])
+    _add_postmortem(bag, incident)
+
+
+def _add_postmortem(bag: BagWriter, incident: Incident) -> None:
+    """Add the postmortem as it is now, people by opaque id. Evidence is never kept in by what tells of it."""
+    try:
+        written = build.of(incident)
+        unnamed = written.text({})
+        files = {"json": written, "md": unnamed, "html": unnamed}
+        bodies = {form: render(files[form], form) for form in files}
+    except Exception as error:
+        log.exception("the postmortem of incident %s could not be written into its bag", incident.pk)
+        said = f"The postmortem could not be written: {type(error).__name__}. The evidence is whole."
+        bag.add_payload("postmortem/NOT-WRITTEN.txt", [f"{said}\n".encode()])
+        return
+    for form, body in bodies.items():
+        bag.add_payload(f"postmortem/postmortem.{form}", [body])
 
 
 def document(incident: Incident) -> dict[str, Any]:

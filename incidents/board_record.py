@@ -130,7 +130,7 @@ def _dumps(mine: QuerySet[Event]) -> list[Event]:
 
 def _posted(event: Event) -> Posted:
     return Posted(
-        id=f"V-{event.pk}",
+        id=f"{'P' if event.type == 'preflight.report' else 'V'}-{event.pk}",
         type=event.type,
         step=event.step,
         rank=event.rank,

@@ -12,6 +12,8 @@ from incidents import (
     system,
     views,
 )
+from incidents.postmortem import views as postmortem
+from incidents.postmortem.render import TYPES
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
@@ -38,6 +40,15 @@ urlpatterns = [
     path("incidents/<int:incident_id>/diagnosis/stop", diagnosis_views.stop, name="stop_probe"),
     path("incidents/<int:incident_id>/diagnosis/result", diagnosis_views.result, name="probe_result"),
     path("incidents/<int:incident_id>/diagnosis/cause", diagnosis_views.cause, name="close_cause"),
+    path("incidents/<int:incident_id>/postmortem", postmortem.postmortem, name="postmortem"),
+    path("incidents/<int:incident_id>/postmortem/edit", postmortem.edit, name="postmortem_edit"),
+    path("incidents/<int:incident_id>/postmortem/final", postmortem.finalise, name="postmortem_final"),
+    path("incidents/<int:incident_id>/postmortem/reopen", postmortem.reopen, name="postmortem_reopen"),
+    path("incidents/<int:incident_id>/postmortem/review", postmortem.review, name="postmortem_review"),
+    *(
+        path(f"incidents/<int:incident_id>/postmortem.{form}", postmortem.download, {"form": form})
+        for form in TYPES
+    ),
     path("incidents/<int:incident_id>/approve", decisions.approve, name="approve"),
     path("incidents/<int:incident_id>/reject", decisions.reject, name="reject"),
     path("incidents/<int:incident_id>/raw/<slug:name>", raw_views.read, name="raw"),

@@ -6,27 +6,14 @@ from django import template
 
 register = template.Library()
 
-_ID = re.compile(r"([A-Z])-(\d{1,18})")
-# Sections of the incident page by the letter of an id; others stand on pages of their own.
-_SECTIONS = {
-    "F": "numbers",
-    "T": "timeline",
-    "E": "evidence",
-    "L": "ledger",
-    "A": "approval",
-    "V": "timeline",
-}
+_ID = re.compile(r"[A-Z]-\d{1,18}")
 
 
 @register.filter
 def cite(row: str, incident: int) -> str:
-    """Return the address of the row that `F-117` names, as a link on the page of `incident`."""
-    match = _ID.fullmatch(row)
-    if match is None:
+    """Return the address of the row that `F-117` names: in full in the appendix of the postmortem."""
+    if not _ID.fullmatch(row):
         return ""
-    letter, number = match[1], match[2]
-    if letter == "I":
-        return f"/incidents/{number}"
-    if letter == "H":
-        return f"#{row}"
-    return f"/incidents/{incident}#{_SECTIONS.get(letter, 'changed')}"
+    if row.startswith("I-"):
+        return f"/incidents/{row.removeprefix('I-')}"
+    return f"#{row}" if row.startswith("H-") else f"/incidents/{incident}/postmortem#{row}"
