@@ -97,14 +97,21 @@ def _item(item: Item, where: str) -> str:
         case Actions():
             return _actions(item)
         case Figure():
-            return (
-                f'<figure id="figure-{_text(item.key)}">\n{item.svg}\n<figcaption><b>{_text(item.title)}.</b>'
-                f"{_fact(item.caption)}</figcaption>\n<details><summary>Data of this figure</summary>"
-                f"<pre {_scroll(f'Data of {item.title}')}>{_text(item.data)}</pre></details></figure>\n"
-            )
+            return _figure(item)
         case Commands():
             lines = "\n".join(item.lines)
             return f"{_fact(item.says)}<pre {_scroll('Commands')}>{_text(lines)}</pre>\n"
+
+
+def _figure(figure: Figure) -> str:
+    title = _text(figure.title)
+    return (
+        f'<figure id="figure-{_text(figure.key)}">\n'
+        f'<div class="scroll" {_scroll(figure.title)}>{figure.svg}</div>\n'
+        f"<figcaption><b>{title}.</b>{_fact(figure.caption)}</figcaption>\n"
+        f"<details><summary>Data of this figure</summary>"
+        f"<pre {_scroll(f'Data of {figure.title}')}>{_text(figure.data)}</pre></details></figure>\n"
+    )
 
 
 def _scroll(name: str) -> str:

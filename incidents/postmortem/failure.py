@@ -165,10 +165,10 @@ def _scope(facts: Facts) -> str:
     incident, attempt = facts.incident, facts.attempt
     bad = firstbad.spread(incident.run, incident.attempt)
     world = attempt.world_size if attempt else None
-    if not bad:
-        return "No rank-local value was bad." if world else "No rank-local value was bad; ranks not reported."
     of = f" of {formatting.count(world)}" if world else ""
-    return f"{formatting.count(bad)}{of} ranks posted a bad local value in the end."
+    if not bad:
+        return f"No rank{of} posted a bad value of its own; only values of all ranks were bad."
+    return f"{formatting.count(bad)}{of} {'rank' if bad == 1 else 'ranks'} had a bad value in the end."
 
 
 def changed(book: Book, facts: Facts) -> list[Item]:

@@ -21,7 +21,8 @@ def minutes(start: datetime | None, end: datetime | None) -> str:
     """Return the minutes between two moments with one decimal; "not known" where one is missing."""
     if start is None or end is None:
         return "not known"
-    return f"{(end - start).total_seconds() / 60:,.1f} min".replace("-", formatting.MINUS)
+    length = round((end - start).total_seconds() / 60, 1) or 0.0  # never a negative nothing
+    return f"{length:,.1f} min".replace("-", formatting.MINUS)
 
 
 def who(one: Person | None) -> str:
