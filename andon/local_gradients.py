@@ -60,15 +60,18 @@ class Gradients(Protocol):
         ...
 
 
-def attach(norms: "LocalNorms", *, replicas: int, then: tuple[Any, Any] | None) -> Gradients:
+def attach(norms: "LocalNorms", *, replicas: int | None, then: tuple[Any, Any] | None) -> Gradients:
     """Hook into a model. Call once, before the first forward."""
+    if replicas is None:
+        # Taking shared gradients for a rank's own would name the wrong rank.
+        replicas = dist.get_world_size() if dist.is_initialized() else 1
     if norms.kind == "ddp":
         return DdpGradients(norms, then)
     if norms.kind == "fsdp2":
         return UnshardedGradients(norms)
     if norms.kind == "plain":
         return CalledGradients(norms, replicas)
-    return NoGradients(replicas)
+    return NoGradients(1)  # FSDP1 and ZeRO hold slices: all of them make the norm
 
 
 class DdpGradients:

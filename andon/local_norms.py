@@ -52,8 +52,8 @@ class LocalNorms:
         model: a DistributedDataParallel module, a model after `fully_shard`, or a plain one.
         forward: flag nonfinite outputs of every layer in every step. It reads all activations once more;
             without it a rank is named by its loss, and the layer by running the step again.
-        replicas: how many ranks hold the same parameters where the wrapper does not say (a plain loop that
-            averages gradients itself: its data-parallel size).
+        replicas: how many ranks hold the same parameters where the wrapper does not say: a plain loop's
+            data-parallel size. None: all ranks. With 1 nobody shares gradients: they are local at any time.
         then: DDP only: a communication hook of your own `(state, hook)` that does the reduce.
     """
 
@@ -62,7 +62,7 @@ class LocalNorms:
         model: nn.Module,
         *,
         forward: bool = True,
-        replicas: int = 1,
+        replicas: int | None = None,
         then: tuple[Any, Any] | None = None,
     ) -> None:
         self.model = model
@@ -191,7 +191,7 @@ class LocalNorms:
     @property
     def sharded(self) -> bool:
         """Whether weights are slices of a layer, so that their norms are a shard's."""
-        return self.kind == "fsdp2"
+        return self.kind in ("fsdp2", "unknown")
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,7 @@ class Monitor(Posting):
         self._asked_guard = guard
         self.ring = BatchRing()
         self.rows = Rows(place, norms)
-        self.times = StepTimes(norms.device, compute=norms.kind != "fsdp2")
+        self.times = StepTimes(norms.device, norms.model, forward_only=norms.kind == "fsdp2")
         if hasattr(norms.gradients, "last_bucket"):
             norms.gradients.last_bucket = self.times.local
         self._before: list[Tensor] | None = None  # weights before the update of this step
@@ -190,6 +190,7 @@ class Monitor(Posting):
             suspect=self._suspect,
         )
         self._suspect = False
+        self.times.meeting()
         reduce(fused)
         self.times.reduced()
         pack = Pack()
@@ -396,6 +397,7 @@ class Monitor(Posting):
         """Run a twin step after `step` (andon/twin.py); a difference is decided on as one of replicas."""
         report = twin_step(self.norms, run, batch, step=step, group=group)
         self._suspect |= report.status == "differs"
+        self.times.begin()
         if self.place.rank == min(report.ranks):
             self.post([report.event(step)])
         return report

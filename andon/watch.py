@@ -302,7 +302,7 @@ def watch(
     interval_steps: int = 100,
     forward: bool = False,
     deferred: bool = False,
-    replicas: int = 1,
+    replicas: int | None = None,
     previous_scale: float | None = None,
     spool_dir: str | None = None,
     groups: Mapping[str, Any] | None = None,

@@ -189,7 +189,7 @@ def reduced_only(rank, _folder):
     for name in ("silent", "told"):
         model = net()
         optimizer = adamw(model)
-        watched, sender = monitor(rank, model, optimizer, replicas=4)
+        watched, sender = monitor(rank, model, optimizer, replicas=4 if name == "told" else None)
         for step in range(1, 4):
             model.spoil.backward_value = INF if (step, rank) == (2, 3) else None
             loss, tokens = loss_of(model, batch(rank, step))
@@ -273,20 +273,23 @@ def ordered(rank, _folder):
 
 
 def straggler(rank, _folder):
-    """Rank 2 computes longer in its forward."""
-    inner = net()
-    model = ddp(inner)
-    optimizer = adamw(model)
-    watched, _ = monitor(rank, model, optimizer)
-    rows = []
-    for step in range(1, 4):
-        dist.barrier()
-        watched.begin()
+    """Rank 2 computes longer in its forward, between its first and its second layer."""
+    results = {}
+    for kind, wrap in (("ddp", ddp), ("fsdp2", fsdp2)):
+        inner = net()
+        model = wrap(inner)
+        optimizer = adamw(model)
+        watched, _ = monitor(rank, model, optimizer)
         if rank == 2:
-            time.sleep(0.3)
-        agreed, _ = one_step(watched, step, rank, model, optimizer, batch(rank, step))
-        rows.append([agreed.compute_s, agreed.wait_s])
-    return rows
+            inner.first.register_forward_hook(lambda *_: time.sleep(0.3))
+        rows = []
+        for step in range(1, 4):
+            dist.barrier()
+            watched.begin()
+            agreed, _ = one_step(watched, step, rank, model, optimizer, batch(rank, step))
+            rows.append([agreed.compute_s, agreed.wait_s])
+        results[kind] = rows
+    return results
 
 
 def activations(rank, _folder):

@@ -210,6 +210,13 @@ class TestRestored:
             assert [one[:2] for one in seen["moments"]] == [["moments", "differs"]]
             assert "first.weight.exp_avg_sq" in seen["moments"][0][2]
 
+    def test_on_another_number_of_ranks_all_is_compared_but_what_belongs_to_a_rank(self, ranks):
+        for seen in everyone(ranks, "restores"):
+            verdicts = {part: verdict for part, verdict, _ in seen["eight"]}
+            assert verdicts.pop("rng") == "not comparable"
+            assert verdicts == dict.fromkeys(("weights", "moments", "loader"), "equal")
+            assert [equal for part, _, equal in seen["eight"] if part == "rng"] == [None]
+
     def test_no_record_is_no_pass(self, ranks):
         for seen in everyone(ranks, "restores"):
             assert set(seen["absent"]) == {"not recorded"}
