@@ -222,6 +222,25 @@ RATE_LARGE = env.integer(
     shown="0 = the policy's",
     about="larger posts per second and run before 429",
 )
+# --- paging
+
+PAGING_FILE = env.text(
+    "ANDON_PAGING_FILE",
+    about="TOML file of channels, escalation steps and on-call list (paging.md); without it nobody is paged",
+)
+ONCALL_URL = env.text(
+    "ANDON_ONCALL_URL",
+    about="address that says who is on call, in place of the file's list; asked once a minute by a worker",
+)
+if ONCALL_URL and urlsplit(ONCALL_URL).scheme not in {"http", "https"}:
+    raise ImproperlyConfigured("ANDON_ONCALL_URL: expected http(s)://HOST[:PORT][/PATH]")
+SWEEP_MISSED_S = env.integer(
+    "ANDON_SWEEP_MISSED_S",
+    120,
+    minimum=10,
+    maximum=3600,
+    about="seconds without a sweep (one is due a minute: two missed) before the web process itself pages",
+)
 _links = env.text(
     "ANDON_LINKS",
     about="links of an incident's page, `NAME=URL` by white space; fields in braces, as in docs/oncall.md",
@@ -375,6 +394,9 @@ _SWEEPS_S = {
     "runs.tasks.look": 5,
     "incidents.tasks.sweep_findings": 5,
     "incidents.tasks.sweep_incidents": 5,
+    "incidents.tasks.sweep_pages": 5,
+    "incidents.tasks.ask_on_call": 60,
+    "incidents.tasks.forget_pages": 86_400,
     "runs.tasks.make_partitions": 3600,
     "runs.tasks.forget_receipts": 3600,
     # Asks once for each night (UTC), whichever hour the scheduler was up.
@@ -390,12 +412,18 @@ LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
     "formatters": {"line": {"format": "{asctime} {levelname} {name}: {message}", "style": "{"}},
-    "handlers": {"console": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "handlers": {
+        "console": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["hook_tokens"]},
+        "none": {"class": "logging.NullHandler"},
+    },
+    "filters": {"hook_tokens": {"()": "runs.hook_masking.MaskHookTokens"}},
     "root": {"handlers": ["console"], "level": LOG_LEVEL},
     "loggers": {
         # Refused requests (404, 401) are answers, not events of the server.
         "django.request": {"level": "ERROR"},
         "celery": {"level": "WARNING"},
+        # What it says of a channel, `incidents.paging` says again without the address.
+        "apprise": {"level": "WARNING", "propagate": False, "handlers": ["none"]},
         "celery.beat": {"level": "WARNING"},
     },
 }

@@ -13,6 +13,7 @@ from incidents import queries
 from incidents.alarms import alarm_lines
 from incidents.models import Incident
 from incidents.page import AlarmLine
+from incidents.paging import on_call
 from runs.models import Membership, Person
 
 
@@ -25,6 +26,11 @@ class Frame:
         self.person = user if isinstance(user, Person) and user.is_authenticated else None
         self.now = timezone.now()
         self.nav = request.path.split("/")[1]  # which of the names in the bar this page belongs to
+
+    @cached_property
+    def on_call(self) -> on_call.Holder | None:
+        """Who has the pager; read from rows, so that no outside address makes a page wait."""
+        return on_call.of_person(self.person, self.now) if self.person is not None else None
 
     @property
     def theme(self) -> str:

@@ -11,6 +11,7 @@ from django.utils import timezone
 
 from incidents import costs, holding, ledger, opening, permits, plans, positions, rules, states
 from incidents.models import Incident, Permit, Plan, ResumeRequest
+from incidents.paging import raising
 from runs.directives import current, set_directive
 from runs.locks import lock_run
 from runs.models import Attempt, Checkpoint, Finding, Run, RunProgress
@@ -314,6 +315,8 @@ def _refuse(
         if live is not None:
             # The permit names an attempt number that is used up now.
             permits.void(incident, live, changes)
+        # Who acknowledged the first failure has not seen this one: it is nobody's until it is taken anew.
+        raising.again(incident)
         states.record(
             incident,
             kind="launch",

@@ -4,6 +4,7 @@ from django.db import models
 from django.db.models import F, Q
 
 from evidence.models import Dossier
+from incidents.paging import models as _paging  # noqa: F401 - its tables belong to this app
 from runs.models import Person, Run
 
 

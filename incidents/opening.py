@@ -28,6 +28,7 @@ from incidents import (
     subjects,
 )
 from incidents.models import Incident, StateChange
+from incidents.paging import raising
 from incidents.rules import Effect
 from runs.attempts import attempt_of
 from runs.locks import lock_run
@@ -270,9 +271,9 @@ def _reopen(incident: Incident, findings: list[Finding]) -> None:
     _freeze_again_if_elsewhere(incident, lead, findings, policy)
     holds = rules.effect(lead) == Effect.HOLD
     incident.holds = holds
-    incident.acknowledged_at = incident.acknowledged_by = None
+    raising.again(incident)
     incident.recurrence = recurrence
-    incident.save(update_fields=["holds", "acknowledged_at", "acknowledged_by", "recurrence"])
+    incident.save(update_fields=["holds", "recurrence"])
     describing.redescribe(incident)
     if holds:
         holding.hold(incident, finding=lead, policy=policy)

@@ -11,6 +11,7 @@ from django.utils import timezone
 from evidence import custody, retention
 from evidence.models import Dossier
 from incidents.models import Incident, StateChange, TimelineEntry
+from incidents.paging import asking
 from runs.models import Person
 
 S = Incident.State
@@ -89,6 +90,7 @@ def record(
     together = _together.get()
     if together is None:
         entry.save(force_insert=True)
+        _ask_to_tell([entry])
     else:
         together.append(entry)
     return entry
@@ -104,6 +106,13 @@ def recorded_together() -> Iterator[None]:
     finally:
         _together.reset(outer)
     TimelineEntry.objects.bulk_create(entries)
+    _ask_to_tell(entries)
+
+
+def _ask_to_tell(entries: list[TimelineEntry]) -> None:
+    """Have people told, once for each incident, when one of these entries is what they must know."""
+    for pk in {entry.incident_id for entry in entries if entry.kind in asking.TELLING}:
+        asking.ask(pk)
 
 
 _together: ContextVar[list[TimelineEntry] | None] = ContextVar("together", default=None)

@@ -17,6 +17,7 @@ from evidence.models import Dossier, StoredObject
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
 from incidents import health, queries
+from incidents.paging import health as paging_health
 from runs import formatting, live
 from runs.access import visible_runs
 from runs.models import Run, RunProgress, UnreadBody, Work
@@ -106,7 +107,10 @@ def _context(request: HttpRequest) -> dict[str, object]:
     store = overview.store()
     vault_parts = [_vault(), _fixity(), _locks(store, visible_dossiers(person_of(request)))]
     return {
-        "parts": [_web(), _database(), _broker(), _worker(), _queue(), *vault_parts, _bodies(runs)],
+        "parts": [
+            *(_web(), _database(), _broker(), _worker(), _queue(), *vault_parts, _bodies(runs)),
+            *paging_health.lines(person_of(request)),
+        ],
         "unwatched": unwatched,
         "failed": Work.objects.filter(state=Work.State.FAILED).order_by("-id")[:FOUND],
         "store": store,

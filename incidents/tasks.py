@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from incidents import launches, opening, review, traits
+from incidents.paging import deadman, on_call, raising
 
 
 @shared_task(name="incidents.tasks.sweep_findings")
@@ -19,3 +20,22 @@ def sweep_incidents() -> None:
     launches.sweep_expired()
     launches.sweep_watching()
     traits.sweep()
+
+
+@shared_task(name="incidents.tasks.sweep_pages")
+def sweep_pages() -> None:
+    """Page for what nobody raised, and leave a trace that the sweeps run."""
+    raising.sweep()
+    deadman.beat()
+
+
+@shared_task(name="incidents.tasks.ask_on_call")
+def ask_on_call() -> None:
+    """Ask the external on-call address who has the pager."""
+    on_call.ask_external()
+
+
+@shared_task(name="incidents.tasks.forget_pages")
+def forget_pages() -> None:
+    """Delete pages that ended long ago."""
+    raising.forget()

@@ -14,6 +14,7 @@ from incidents import (
 )
 from incidents.postmortem import views as postmortem
 from incidents.postmortem.render import TYPES
+from incidents.paging import views as paging_views
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
@@ -60,6 +61,10 @@ urlpatterns = [
     path("runs/<slug:slug>/hold", decisions.hold, name="hold"),
     path("runs/<slug:slug>/ledger", views.run_ledger, name="run_ledger"),
     path("ledger", views.all_ledgers, name="ledger"),
+    path("on-call", paging_views.show, name="on_call"),
+    path("on-call/take", paging_views.take, name="take_pager"),
+    path("on-call/pages/<int:page_id>/acknowledge", paging_views.acknowledge, name="acknowledge_page"),
+    path("incidents/<int:incident_id>/page", paging_views.page_someone, name="page_someone"),
     path("search", system.search, name="search"),
     path("system", system.system, name="system"),
     path("system/probe.json", system.probe_json, name="probe_json"),

@@ -21,6 +21,10 @@ directive_acked = Signal()
 # Sent with `run: Run`, `checkpoint: Checkpoint` when one is committed, verified or found bad.
 checkpoint_changed = Signal()
 
+# Sent with `run: Run` and `reports: list[FleetReport]` (new, or in another state than before) when a fleet's
+# own tools said something of a run through a hook. After the commit that stored them.
+fleet_reported = Signal()
+
 # Sent with `run: Run` and `event: andon.wire.Event` for each `action` event (an automatic action a
 # trainer or supervisor took, which belongs in the ledger).
 action_reported = Signal()

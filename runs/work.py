@@ -178,13 +178,13 @@ def run_one(work_id: int) -> bool:
 
 
 def _again(lease: Lease, after_s: float, why: str) -> None:
-    lease._mine().update(
-        state=Work.State.DUE,
-        not_before=timezone.now() + timedelta(seconds=after_s),
-        error=why,
-        lease_token=None,
-        lease_until=None,
-    )
+    # Two statements, as in `_finish`: what was asked for while it ran must not wait for the later time.
+    later = timezone.now() + timedelta(seconds=after_s)
+    free = {"state": Work.State.DUE, "error": why, "lease_token": None, "lease_until": None}
+    if lease._mine().filter(again=False).update(not_before=later, **free):
+        return
+    if lease._mine().update(not_before=timezone.now(), **free):
+        bell.ring("runs.tasks.run_work", lease.work_id)
 
 
 def _finish(lease: Lease) -> None:

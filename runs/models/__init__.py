@@ -3,6 +3,7 @@
 from runs.models.directives import Directive, DirectiveAck
 from runs.models.findings import DetectorState, Finding, FirstBad
 from runs.models.grid import Grid, GridBlock, GridWaiting
+from runs.models.hooks import FleetReport, HookToken
 from runs.models.keys import ServerKey
 from runs.models.people import Membership, Person, Project, Role, Token
 from runs.models.policies import PolicyVersion
@@ -19,10 +20,12 @@ __all__ = [
     "Event",
     "Finding",
     "FirstBad",
+    "FleetReport",
     "Frame",
     "Grid",
     "GridBlock",
     "GridWaiting",
+    "HookToken",
     "Membership",
     "Pending",
     "Person",

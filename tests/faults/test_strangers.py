@@ -39,6 +39,7 @@ LISTS = {
     "vault",
     "vault/open",
     "ledger",
+    "on-call",
     "search",
     "system",
     "system/parts",
@@ -102,6 +103,7 @@ def addresses(held: Held) -> list[str]:
         "object_id": str(house.one("SELECT min(id) FROM evidence_storedobject")),
         "sha256": str(house.one("SELECT min(sha256) FROM evidence_storedobject")),
         "name": "evidence",
+        "page_id": str(house.one("SELECT min(id) FROM incidents_page")),
         "token": "nonsense",
     }
     found: list[str] = []

@@ -55,6 +55,21 @@ class TestRunning:
         assert run_due() == 0
         assert calls == []
 
+    def test_what_is_asked_while_it_runs_does_not_wait_for_the_time_it_gives_itself(self) -> None:
+        asked = [True, False]
+
+        @work.handler("tests.later")
+        def later(payload: dict[str, object], lease: Lease) -> None:
+            if asked.pop(0):
+                enqueue(kind="tests.later", key="k")
+            raise Retry(600, "in ten minutes")
+
+        unit = make("tests.later")
+        for is_due in (True, False):
+            assert run_one(unit.pk)
+            unit.refresh_from_db()
+            assert (unit.not_before <= timezone.now()) is is_due
+
     def test_a_retry_comes_back_after_its_time_and_says_why(self) -> None:
         @work.handler("tests.retry")
         def later(payload: dict[str, object], lease: Lease) -> None:

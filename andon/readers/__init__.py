@@ -1,0 +1,1 @@
+"""Foreign formats, one file each: what other tools write, as plain data."""
