@@ -12,9 +12,9 @@ from incidents import (
     system,
     views,
 )
+from incidents.paging import views as paging_views
 from incidents.postmortem import views as postmortem
 from incidents.postmortem.render import TYPES
-from incidents.paging import views as paging_views
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
