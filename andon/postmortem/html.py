@@ -120,6 +120,8 @@ def _scroll(name: str) -> str:
 
 
 def _table(table: Table, name: str) -> str:
+    # Names with their values need no width of their own: they wrap on a phone.
+    named = "" if any(table.head) else ' class="facts"'
     head = "".join(f"<th>{_text(cell)}</th>" for cell in (*table.head, "from"))
     rows = "".join(
         f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row.cells)}"
@@ -127,7 +129,7 @@ def _table(table: Table, name: str) -> str:
         for row in table.rows
     )
     return (
-        f'<div class="scroll" {_scroll(name)}><table>\n<thead><tr>{head}</tr></thead>\n'
+        f'<div class="scroll" {_scroll(name)}><table{named}>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}</tbody></table></div>\n"
     )
 

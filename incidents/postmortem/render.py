@@ -1,9 +1,13 @@
 """A postmortem in each of its forms, with the names of people or without."""
 
+import logging
 from typing import Any
 
 from andon.postmortem import html, markdown
 from andon.postmortem.document import Document, encode
+
+# It tells of every step, and of every property that only a screen needs.
+logging.getLogger("weasyprint").setLevel(logging.ERROR)
 
 TYPES = {
     "md": "text/markdown; charset=utf-8",

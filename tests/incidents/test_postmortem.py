@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from django.utils import timezone
 
+from andon.bag_trees import open_tree
+from andon.bag_verify import verify
 from andon.postmortem import document as form
 from andon.postmortem import html, markdown
 from evidence.exporting import export_bag
@@ -245,6 +247,7 @@ class TestNames:
         self, told, team, tmp_path
     ):
         export_bag(told.dossier, tmp_path / "bag")
+        assert verify(open_tree(tmp_path / "bag"), None).problems == []
         folder = tmp_path / "bag" / "data" / "postmortem"
         assert sorted(path.name for path in folder.iterdir()) == [
             "postmortem.html", "postmortem.json", "postmortem.md",

@@ -61,7 +61,7 @@ def routes() -> list[str]:
 
 
 def pages(client: Client, values: dict[str, Any]) -> list[str]:
-    """Return the addresses that answer a person with a whole page; parts, data and posts are none."""
+    """Return the addresses that answer a person with a whole page; parts, data, files and posts are none."""
     named = [route for route in routes() if set(re.findall(r"<(?:\w+:)?(\w+)>", route)) <= set(values)]
     filled = [re.sub(r"<(?:\w+:)?(\w+)>", lambda match: str(values[match[1]]), route) for route in named]
     return [
@@ -69,6 +69,7 @@ def pages(client: Client, values: dict[str, Any]) -> list[str]:
         for address in filled
         if (answer := client.get(address)).status_code == 200
         and answer["Content-Type"].startswith("text/html")
+        and "Content-Disposition" not in answer
         and answer.content.lstrip()[:9].lower() == b"<!doctype"
     ]
 
