@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timedelta
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from botocore.exceptions import BotoCoreError
 from django.conf import settings
@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from andon import chain
-from evidence import agents, custody, leftovers, node_trees, retention, seals, spool
+from evidence import agents, custody, held_before, leftovers, node_trees, retention, seals, spool
 from evidence.agents import OnNode
 from evidence.alarms import alarm
 from evidence.gathering import (
@@ -141,7 +141,13 @@ def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
     if lies_on_a_node(checkpoint.uri):
         held = agents.held_of(agents.hold(item, checkpoint.uri))
     else:
-        held = hold_tree(item, dossier, checkpoint.uri, manifest(checkpoint))
+        held = hold_tree(
+            item,
+            dossier,
+            checkpoint.uri,
+            manifest(checkpoint),
+            keep=lambda seen: _note_before(item, lease, seen),
+        )
     now = timezone.now()
     with _locked(item, lease) as fresh:
         # Holding and collecting are two works: the other one may have been first. Nor is what was held for
@@ -153,6 +159,17 @@ def _hold(item: Item, dossier: Dossier, lease: Lease) -> None:
     item.refresh_from_db()
     if not named:
         raise NotYet("it came to name another checkpoint", after_s=0)
+
+
+def _note_before(item: Item, lease: Lease, seen: dict[str, Any]) -> dict[str, Any]:
+    """Write down which versions had a legal hold before ours, unless another try did; returns what counts."""
+    with _locked(item, lease) as fresh:
+        noted = held_before.note_of(fresh, seen["uri"])
+        if noted is None:
+            noted = held_before.without_ours(fresh, seen)
+            fresh.protected_by = fresh.protected_by | {"held_before": noted}
+            fresh.save(update_fields=["protected_by"])
+    return noted
 
 
 def _note_held(fresh: Item, dossier: Dossier, held: Held, now: datetime) -> None:

@@ -1,12 +1,13 @@
 """Holds in the store: after one of these, neither the trainer nor its rotation can lose the bytes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from andon import held_tree
 from andon.held_tree import HoldError
-from evidence import sources
+from evidence import held_before, sources
 from evidence.holding_s3 import hold_versions
 from evidence.models import Dossier, Item
 from evidence.sources import SourceError
@@ -27,18 +28,25 @@ class Held:
         return bool(self.by["how"] != "none")
 
 
-def hold_tree(item: Item, dossier: Dossier, uri: str, files: list[dict[str, Any]]) -> Held:
+def hold_tree(
+    item: Item,
+    dossier: Dossier,
+    uri: str,
+    files: list[dict[str, Any]],
+    keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda seen: seen,
+) -> Held:
     """Hold the files of a checkpoint (or other directory) below `uri`.
 
     Args:
         files: of the commit manifest, `{"path", "bytes", "sha256", "version_id"?}`; what is there must
             have these sizes.
+        keep: see `holding_s3.hold_versions`.
 
     Raises:
         SourceError: a file is missing or has another size (permanent), or the source does not answer.
     """
     if normalise(uri).startswith("s3://"):
-        return Held(*hold_versions(uri, files))
+        return Held(*hold_versions(uri, files, held_before.note_of(item, uri), keep))
     return _hold_links(item, dossier, uri, files)
 
 

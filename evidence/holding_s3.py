@@ -5,14 +5,14 @@ for each, and digests and read-backs follow once every version is held.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from andon.held_tree import HASH_AT_ONCE_BYTES
-from evidence import s3client, sources
+from evidence import held_before, s3client, sources
 from evidence.hashing import digest_of
 from evidence.sources import S3Source, child, s3_error
 from evidence.uris import s3_place
@@ -35,11 +35,21 @@ class _NoHolds(Exception):
     """The bucket takes no legal holds from us; the text says why."""
 
 
-def hold_versions(uri: str, files: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def hold_versions(
+    uri: str,
+    files: Sequence[dict[str, Any]],
+    known: dict[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], dict[str, Any]] = lambda seen: seen,
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Put a legal hold on every file's version; returns the file table and what protects it (see `Held`).
 
     A file without a version in the manifest is the newest version of the committed size: rotation may
     have put a delete marker over it meanwhile, its bytes are still there.
+
+    Args:
+        known: which versions had a hold before ours, as an earlier try noted it.
+        keep: writes down what `evidence.held_before` saw, before the first hold is put on, and returns what
+            counts.
 
     Raises:
         SourceError: a version is gone or has another size (permanent), or the store does not answer.
@@ -50,7 +60,12 @@ def hold_versions(uri: str, files: Sequence[dict[str, Any]]) -> tuple[list[dict[
     with ThreadPoolExecutor(THREADS) as pool:
         try:
             found = _look(client, bucket, uri, files, pool)
-            by = _hold(locks, found, pool)
+
+            def before() -> dict[str, Any]:
+                paths = [str(entry["path"]) for entry in files]
+                return known or keep(held_before.look(locks, uri, paths, found, pool))
+
+            by = _hold(locks, found, pool, before)
             digests = dict(pool.map(_small_digest, _without_digest(found, files)))
         except (BotoCoreError, ClientError) as error:
             raise s3_error(uri, error) from error
@@ -69,7 +84,9 @@ def hold_versions(uri: str, files: Sequence[dict[str, Any]]) -> tuple[list[dict[
 # --- holding
 
 
-def _hold(locks: Locks, found: list[S3Source], pool: ThreadPoolExecutor) -> dict[str, Any]:
+def _hold(
+    locks: Locks, found: list[S3Source], pool: ThreadPoolExecutor, before: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
     def one(source: S3Source) -> None:
         try:
             locks.hold(source.key, source.version_id)
@@ -83,8 +100,10 @@ def _hold(locks: Locks, found: list[S3Source], pool: ThreadPoolExecutor) -> dict
             raise _NoHolds("the bucket it lies in has no Object Lock")
         if not all(source.version_id for source in found):
             raise _NoHolds("some of its objects have no version")
+        noted = before()
         list(pool.map(one, found))
-        return _read_back(locks, found, pool)
+        by = _read_back(locks, found, pool)
+        return by | {"says": by["says"] + held_before.says(noted), "held_before": noted}
     except _NoHolds as why:
         return {"how": "none", "says": f"not safe until copied: {why}"}
 

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 
 from andon import held_tree, tree_removal
 from andon.held_tree import HoldError
-from evidence import node_trees, s3client
+from evidence import held_before, node_trees, s3client
 from evidence import sources as places
 from evidence.gates import holds_touching
 from evidence.models import Dossier, Hold, Item, Leftover, StoredObject
@@ -43,10 +43,11 @@ def sources(dossier: Dossier) -> dict[str, Any]:
     seen = {"legal_holds_off": 0, "kept_for_others": 0, "trees_removed": 0, "trees_not_removed": 0}
     for item in items.select_related("dossier"):
         match item.protected_by.get("how"):
-            case "legal_hold":
-                off, kept = _legal_holds(item)
+            case "legal_hold" if not item.protected_by.get("let_go"):
+                off, kept, left = _legal_holds(item)
                 seen["legal_holds_off"] += off
                 seen["kept_for_others"] += kept
+                seen |= {"left_as_found": seen.get("left_as_found", 0) + left} if left else {}
             case "links" | "reflinks" if item.protected_by.get("tree"):
                 removed = _remove_tree(item)
                 seen["trees_removed" if removed else "trees_not_removed"] += 1
@@ -85,16 +86,22 @@ def stored(dossier: Dossier) -> dict[str, Any]:
     return {"vault_objects": len(done)} | ({"left_over": len(also)} if also else {})
 
 
-def _legal_holds(item: Item) -> tuple[int, int]:
-    """Return how many versions were let go, and how many another dossier still holds."""
+def _legal_holds(item: Item) -> tuple[int, int, int]:
+    """Return how many versions were let go, how many another dossier still holds, and how many stay.
+
+    A hold that was on a version before ours stays: whoever put it there counts on it.
+    """
     uri = str(item.source["uri"])
     bucket, _ = s3_place(uri)
     locks = Locks(s3client.source_client(), bucket, f"s3://{bucket}")
+    named = {
+        (str(entry["path"]), str(entry["version_id"])) for entry in item.files if entry.get("version_id")
+    }
+    theirs = named & held_before.foreign(item.protected_by.get("held_before") or {})
     versions = [
-        (normalise(where), s3_place(where)[1], str(entry["version_id"]))
-        for entry in item.files
-        if entry.get("version_id")
-        for where in [child(uri, str(entry["path"]))]
+        (normalise(where), s3_place(where)[1], version_id)
+        for path, version_id in sorted(named - theirs)
+        for where in [child(uri, path)]
     ]
     names = {name for name, _, _ in versions}
     others = _held_by_others(names)
@@ -121,7 +128,10 @@ def _legal_holds(item: Item) -> tuple[int, int]:
     except (BotoCoreError, ClientError) as error:
         raise Retry(30, f"{uri}: {type(error).__name__} {error}") from error
     kept = sum(name in others | late for name, _, _ in versions)
-    return len(versions) - kept, kept
+    if not kept:
+        # From here on a hold on these versions is somebody else's (see `evidence.held_before`).
+        Item.objects.filter(pk=item.pk).update(protected_by=item.protected_by | {"let_go": True})
+    return len(versions) - kept, kept, len(theirs)
 
 
 def _held_by_others(names: set[str]) -> set[str]:

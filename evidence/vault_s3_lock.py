@@ -93,6 +93,12 @@ class Locks:
             Bucket=self.bucket, Key=key, VersionId=version_id, LegalHold={"Status": "ON"}
         )
 
+    def is_held(self, key: str, version_id: str) -> bool | None:
+        """Return whether a version has a legal hold; None when we may not look."""
+        wanted = {"Bucket": self.bucket, "Key": key, "VersionId": version_id}
+        found, known = self._ask(self.client.get_object_legal_hold, wanted, "LegalHold")
+        return found.get("Status") == "ON" if known else None
+
     def let_go(self, key: str, version_id: str) -> None:
         """Take the legal hold off one version; its date stays."""
         if self.enabled and version_id:

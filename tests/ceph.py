@@ -72,6 +72,7 @@ class Ceph:
         self._run(
             *("radosgw-admin", "-n", "client.rgw.t", "user", "create", "--uid=vault"),
             *("--display-name=vault", f"--access-key={self.access_key}", f"--secret-key={self.secret_key}"),
+            "--caps=users=*;user-policy=*",  # so that a test can make users with policies of their own
         )
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -16,15 +17,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
 import boto3
 import psycopg
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 
 from config.embedded import processes
 from config.embedded.files import private_directory
@@ -116,6 +122,33 @@ class S3:
             config=Config(s3={"addressing_style": "path"}, retries={"max_attempts": 2}),
         )
         return client
+
+    def new_user(self, name: str, *policies: str) -> "S3":
+        """Make a user who owns nothing and may do what these policy documents allow; returns their door.
+
+        Source: Ceph, "Admin Operations" (PUT /admin/user) and "IAM API" (PutUserPolicy), for radosgw.
+        """
+        user = S3(self.url, secrets.token_hex(10).upper(), secrets.token_hex(20), self.region)
+        query = {
+            "uid": name,
+            "display-name": name,
+            "access-key": user.access_key,
+            "secret-key": user.secret_key,
+        }
+        request = AWSRequest("PUT", f"{self.url}/admin/user?{urlencode(query)}")
+        S3SigV4Auth(Credentials(self.access_key, self.secret_key), "s3", self.region).add_auth(request)
+        send = urllib.request.Request(request.url, headers=dict(request.headers), method="PUT")
+        urllib.request.urlopen(send, timeout=30).close()
+        iam = boto3.client(
+            "iam",
+            endpoint_url=self.url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=self.region,
+        )
+        for number, document in enumerate(policies):
+            iam.put_user_policy(UserName=name, PolicyName=f"policy-{number}", PolicyDocument=document)
+        return user
 
     def new_bucket(self, *, locked: bool = True) -> str:
         """Make a bucket of a fresh name, with Object Lock (and so versions) unless told otherwise."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django.conf import LazySettings
-from django.db import transaction
+from django.db import connection, transaction
 from django.utils import timezone
 
 from andon.policy import EvidenceRule, Policy, VaultRules
@@ -28,6 +28,7 @@ from runs.policies import set_policy
 from runs.work import run_due
 from tests.evidence import world
 from tests.evidence.conftest import Clock, s3_url
+from tests.evidence.s3calls import before
 from tests.servers import S3
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -104,6 +105,44 @@ def test_what_would_expire_while_its_dossier_is_open_is_extended(vault_dir: Path
     assert days_left(other.items.get()) < 0
     row = dossier.custody.filter(what="extended").get()
     assert (row.who, row.data["why"]) == ("andon", "its dossier is still open")
+
+
+@pytest.mark.parametrize("how", ["by hand", "by policy"])
+def test_a_date_that_moves_while_bytes_are_copied_is_the_date_of_every_object(
+    vault_s3: str, sources: Path, bob: Person, how: str
+) -> None:
+    run = world.make_run()
+    world.on_disk(run, sources, 900)
+    kind = "last_good_checkpoint"
+    rules = Policy(evidence=(EvidenceRule(kind, retain_days=90),))
+    dossier = world.open_dossier(run, rules=rules)
+    Dossier.objects.filter(pk=dossier.pk).update(url="")
+    later = timezone.now() + timedelta(days=60)
+    put: list[str] = []
+
+    def move(name: str, url: str) -> None:
+        if "/evidence/" not in url:
+            return  # the probe's
+        put.append(url)
+        if len(put) != 2:
+            return
+        # Some objects lie there under the first date, this one is on its way, others are to come.
+        if how == "by hand":
+            extend_retention(dossier=dossier, person=bob, until=later, why="an audit")
+        else:
+            close_dossier(dossier=dossier, person=bob, why="its policy keeps it for 90 days from here on")
+        connection.close()
+
+    with before(move, "PutObject"):
+        world.work(dossier)
+    item = dossier.items.get(kind=kind)
+    assert (item.state, len(put)) == ("sealed", 4)
+    assert item.retain_until is not None
+    assert item.retain_until >= later
+    for one in item.stored_objects.all():
+        assert locked_until(one) >= item.retain_until.replace(microsecond=0)
+        assert datetime.fromisoformat(one.protected_by["until"]) == locked_until(one)
+    assert verify_custody(dossier) == []
 
 
 def test_a_person_may_keep_it_longer_and_never_shorter(

@@ -6,16 +6,22 @@ import os
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, EndpointConnectionError
 
+from andon.policy import EvidenceRule, Policy
 from evidence import s3client
+from evidence.custody import verify_custody
+from evidence.held_before import ASKED_FIRST
 from evidence.holding_s3 import FEW, hold_versions
-from evidence.models import Item
+from evidence.models import Dossier, Item
+from evidence.release import approve_release, request_release
+from evidence.retention import close_dossier
 from evidence.sources import SourceError
 from evidence.vault_s3_lock import Locks
-from runs.models import Work
+from runs.models import Person, Work
 from runs.work import run_due, run_one
 from tests.evidence import world
+from tests.evidence.conftest import Clock
 from tests.evidence.s3calls import before, calls_of
 from tests.servers import S3
 
@@ -178,3 +184,105 @@ def test_last_good_is_held_before_the_ladder(s3_endpoint: S3, bucket: str) -> No
     held = list(dossier.custody.filter(what="held").order_by("seq").values_list("item_name", flat=True))
     assert len(held) == 3
     assert held[0] == Item.objects.get(dossier=dossier, kind="last_good_checkpoint").name
+
+
+# --- holds that somebody else had put on before
+
+
+def put_holds(store: S3, bucket: str, *paths: str) -> None:
+    for path in paths:
+        store.client().put_object_legal_hold(
+            Bucket=bucket, Key=f"step-900/{path}", LegalHold={"Status": "ON"}
+        )
+
+
+def held_paths(store: S3, bucket: str, item: Item) -> set[str]:
+    """Return the paths whose versions have a legal hold now."""
+    return {one["path"] for one in item.files if holds(store, bucket, "step-900", [one]) == {"ON"}}
+
+
+def test_a_hold_that_was_there_before_ours_stays_when_the_last_dossier_lets_go(
+    s3_endpoint: S3, bucket: str, clock: Clock, alice: Person, bob: Person
+) -> None:
+    files = save(s3_endpoint, bucket, count=FEW)
+    put_holds(s3_endpoint, bucket, "shard-03")
+    run = world.make_run()
+    world.commit(run, 900, f"s3://{bucket}/step-900", files)
+    rules = Policy(evidence=(EvidenceRule("last_good_checkpoint", retain_days=5),))
+
+    def sealed(dossier: Dossier, *held_by_others: str) -> Item:
+        """Seal and close a dossier that found these paths held by somebody else."""
+        world.work(dossier)
+        Dossier.objects.filter(pk=dossier.pk).update(url="")
+        close_dossier(dossier=dossier, person=alice, why="looked at")
+        item = dossier.items.get()
+        assert [path for path, _ in item.protected_by["held_before"]["held"]] == list(held_by_others)
+        assert (
+            f"{len(held_by_others)} of {FEW + 1} had one before"
+            in dossier.custody.get(what="held").data["by"]
+        )
+        return item
+
+    def released(dossier: Dossier) -> dict[str, Any]:
+        request = request_release(dossier=dossier, person=bob, why="space")
+        approve_release(request=request, person=alice)
+        run_due()
+        assert verify_custody(dossier) == []
+        told: dict[str, Any] = dossier.custody.get(what="released").data
+        return told
+
+    # The first try is cut while it puts its holds on: what the next one sees is partly its own.
+    sent: list[str] = []
+
+    def cut(name: str, url: str) -> None:
+        sent.append(url)
+        if len(sent) > 5:
+            raise EndpointConnectionError(endpoint_url=url)
+
+    one = world.open_dossier(run, rules=rules)
+    with before(cut, "PutObjectLegalHold"):
+        run_due()
+    assert one.items.get().state == "planned"
+    item = sealed(one, "shard-03")
+    two = world.open_dossier(run, rules=rules)
+    sealed(two, "shard-03")
+    clock.pass_days(15)
+    every = held_paths(s3_endpoint, bucket, item)
+    assert len(every) == len(item.files) == FEW + 1
+    assert released(one) | {"kept_for_others": FEW, "left_as_found": 1, "legal_holds_off": 0} == (
+        one.custody.get(what="released").data
+    )
+    assert held_paths(s3_endpoint, bucket, item) == every
+    # The last one also lets go what the first had to leave: the items of both.
+    assert released(two)["left_as_found"] == 2
+    assert held_paths(s3_endpoint, bucket, item) == {"shard-03"}
+    # A hold that somebody puts on now is theirs, although items of ours once held the same version.
+    put_holds(s3_endpoint, bucket, "shard-05")
+    three = world.open_dossier(run, rules=rules)
+    sealed(three, "shard-03", "shard-05")
+    clock.pass_days(15)
+    assert released(three)["left_as_found"] == 2
+    assert held_paths(s3_endpoint, bucket, item) == {"shard-03", "shard-05"}
+
+
+def test_of_a_large_checkpoint_some_are_asked_about_and_all_once_one_has_a_hold(
+    s3_endpoint: S3, bucket: str
+) -> None:
+    count = 2 * ASKED_FIRST
+    files = save(s3_endpoint, bucket, count=count)
+    uri = f"s3://{bucket}/step-900"
+    for paths, asked in (((), ASKED_FIRST), (("shard-07", "shard-10"), count)):
+        put_holds(s3_endpoint, bucket, *paths)
+        with calls_of("GetObjectLegalHold") as sent:
+            noted: dict[str, Any] = {}
+
+            def keep(seen: dict[str, Any], noted: dict[str, Any] = noted) -> dict[str, Any]:
+                assert not noted
+                noted |= seen
+                raise EndpointConnectionError(endpoint_url="stop before any hold")
+
+            with pytest.raises(SourceError):
+                hold_versions(uri, files, None, keep)
+        assert (noted["asked"], noted["of"]) == (asked, count)
+        assert [path for path, _ in noted["held"]] == list(paths)
+        assert len(sent) == (asked if not paths else asked + ASKED_FIRST)
