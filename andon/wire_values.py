@@ -245,6 +245,11 @@ def parse_ranks(value: object) -> tuple[int, ...]:
         return _ranks_of_text(value)
     if isinstance(value, list | tuple):
         found: set[int] = set()
+        if value and all(type(item) is int for item in value) and min(value) >= 0:
+            found = set(value)  # a launch of 16,384 ranks names each three times over
+            if len(found) <= MAX_RANKS and max(found) <= MAX_RANK:
+                return tuple(sorted(found))
+            found = set()
         for item in value:
             found.update(_ranks_of_text(item) if isinstance(item, str) else (_one_rank(item),))
             if len(found) > MAX_RANKS:

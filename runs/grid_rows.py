@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from runs.blocks import MAX_RANKS
+from runs.lanes import numbers
 from runs.models import Run
 from runs.placement import nodes_of, topology_of
 from runs.rows import raw_cursor
@@ -18,10 +19,11 @@ from runs.rows import raw_cursor
 WORDS = {"node": "node", "rank": "rank", "tp": "TP group", "pp": "PP group", "dp": "DP group"}
 SORTS = ("rank", "failure")
 
+# Grouped, not sorted one by one: in a dead run all ranks but one went bad in the same way.
 _FAILED = """
-SELECT lane::int FROM runs_firstbad
-WHERE run_id = %s AND attempt = %s AND stream = 'rank' AND lane ~ '^[0-9]{1,9}$'
-ORDER BY skipped, step, view <> 'local', phase, lane::int
+SELECT string_agg(lane, ',') FROM runs_firstbad
+WHERE run_id = %s AND attempt = %s AND stream = 'rank'
+GROUP BY skipped, step, view, phase ORDER BY skipped, step, view <> 'local', phase
 """
 
 
@@ -87,27 +89,22 @@ def rows_of(run: Run, attempt: int, ranks: int, kind: str, sort: str, version: s
 @lru_cache(maxsize=64)
 def _rows(run_id: int, attempt: int, ranks: int, kind: str, sort: str, version: str) -> Rows:
     run = Run.objects.only("pk").get(pk=run_id)
-    groups = _groups(run, attempt, kind)
-    if kind == "" and groups is None:
-        kind = "rank"
-    if ranks > MAX_RANKS:
-        return Rows(kind or "node", sort, ranks)
-    named = _all_named(groups or [], ranks) if groups is not None else None
-    if named is None:
-        order = _failed_first(run_id, attempt, ranks) if sort == "failure" else None
+    groups = _groups(run, attempt, kind) if ranks <= MAX_RANKS else None
+    if groups is None:
+        known = ranks <= MAX_RANKS and sort == "failure"
+        order = np.argsort(_places(run_id, attempt, ranks), kind="stable").astype(np.int32) if known else None
         return Rows("rank", sort, ranks, order)
+    group = _group_of(groups, ranks)
+    names = [name for name, _ in groups] + ["no group"]
+    first = np.arange(len(names))
     if sort == "failure":
-        place = np.full(ranks, ranks, np.int64)
-        failed = _failed(run_id, attempt, ranks)
-        place[failed] = np.arange(len(failed))
-        named.sort(key=lambda group: int(place[group[1]].min()))
-    starts, at = [], 0
-    for name, members in named:
-        starts.append((name, at))
-        at += len(members)
-    order = np.concatenate([members for _, members in named]).astype(np.int32)
+        first = np.full(len(names), ranks, np.int64)
+        np.minimum.at(first, group, _places(run_id, attempt, ranks))
+    order = np.lexsort((np.arange(ranks), group, first[group])).astype(np.int32)
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    named = [(names[group[order[start]]], start) for start in starts.tolist()]
     plain = bool((order == np.arange(ranks)).all())
-    return Rows(kind or "node", sort, ranks, None if plain else order, starts)
+    return Rows(kind or "node", sort, ranks, None if plain else order, named)
 
 
 _Groups = list[tuple[str, list[int]]]
@@ -125,33 +122,24 @@ def _groups(run: Run, attempt: int, kind: str) -> _Groups | None:
     return [(f"{kind.upper()} {index}", ranks) for index, ranks in enumerate(found)] or None
 
 
-def _all_named(groups: _Groups, ranks: int) -> list[tuple[str, NDArray[np.int64]]]:
-    """Return every rank once: in the first group that names it, those of none at the end."""
-    free = np.ones(ranks, np.bool_)
-    named = []
-    for name, members in groups:
-        inside = np.array([rank for rank in members if 0 <= rank < ranks], np.int64)
-        inside = np.unique(inside[free[inside]])
-        if len(inside):
-            free[inside] = False
-            named.append((name, inside))
-    if free.any():
-        named.append(("no group", np.flatnonzero(free)))
-    return named
+def _group_of(groups: _Groups, ranks: int) -> NDArray[np.int64]:
+    """Return the group of each rank: the first that names it, or one more than there are."""
+    members = np.fromiter((rank for _, held in groups for rank in held), np.int64)
+    index = np.repeat(np.arange(len(groups)), [len(held) for _, held in groups])
+    inside = (members >= 0) & (members < ranks)
+    named, first = np.unique(members[inside], return_index=True)
+    group = np.full(ranks, len(groups), np.int64)
+    group[named] = index[inside][first]
+    return group
 
 
-def _failed(run_id: int, attempt: int, ranks: int) -> NDArray[np.int64]:
-    """Return the ranks that were ever bad, the first of them first."""
+def _places(run_id: int, attempt: int, ranks: int) -> NDArray[np.int64]:
+    """Return which went bad first, second and so on, per rank; `ranks` for one that never did."""
     with raw_cursor() as cursor:
         cursor.execute(_FAILED, (run_id, attempt))
-        found = np.array([row[0] for row in cursor.fetchall()], np.int64)
+        failed = [numbers(row[0].split(","))[0] for row in cursor.fetchall()]
+    found = np.concatenate([np.empty(0, np.int64), *failed])
     found = found[found < ranks]
-    _, first = np.unique(found, return_index=True)
-    return found[np.sort(first)]
-
-
-def _failed_first(run_id: int, attempt: int, ranks: int) -> NDArray[np.int32]:
-    failed = _failed(run_id, attempt, ranks)
-    rest = np.ones(ranks, np.bool_)
-    rest[failed] = False
-    return np.concatenate([failed, np.flatnonzero(rest)]).astype(np.int32)
+    places = np.full(ranks, ranks, np.int64)
+    np.minimum.at(places, found, np.arange(len(found)))
+    return places

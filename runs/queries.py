@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from andon.detect.cells import SOURCES, VALUES, BadCells, FirstBad, Phase, cells
 from andon.detect.cells import first_bad as earliest
 from runs.cellmap import grid_states
 from runs.curves import Point, layer_series, series
+from runs.lanes import folded, numbers
 from runs.models import Event, Run
 from runs.placement import topology_of
 from runs.rows import raw_cursor
@@ -165,8 +163,9 @@ def bad_cells(run: Run, attempt: int, limit: int = 20) -> list[BadGroup]:
         rows = cursor.fetchall()
     groups = []
     for step, phase, stream, source, value, view, skipped, received_at, ranks, names in rows:
-        known, other = _lanes(ranks, names)
-        text = ", ".join([*([_folded(known)] if len(known) else []), *other]) or "not known"
+        # In a dead run one group names 16,384 ranks: they are read and folded as an array.
+        known, other = numbers(ranks.split(",") if ranks is not None else names)
+        text = ", ".join([*([folded(known)] if len(known) else []), *other]) or "not known"
         groups.append(
             BadGroup(
                 step,
@@ -183,26 +182,6 @@ def bad_cells(run: Run, attempt: int, limit: int = 20) -> list[BadGroup]:
             )
         )
     return groups
-
-
-def _lanes(ranks: str | None, names: list[str] | None) -> tuple[NDArray[np.int64], list[str]]:
-    """Return the numbers of lanes, ascending, and the names of those that have none."""
-    lanes = ranks.split(",") if ranks is not None else names or []
-    try:
-        # In a dead run one group names 16,384 ranks: they are read and folded as an array.
-        known = np.unique(np.array(lanes, dtype=np.int64))
-    except (ValueError, OverflowError):
-        numbers = [int(lane) for lane in lanes if lane.isdecimal() and len(lane) < 19]
-        known = np.unique(np.array(numbers, dtype=np.int64))
-        return known, sorted(name for name in lanes if not name.lstrip("-").isdecimal())
-    return known[known >= 0], []
-
-
-def _folded(ranks: NDArray[np.int64]) -> str:
-    """Return ascending ranks as `0-3,6`."""
-    starts = np.flatnonzero(np.diff(ranks, prepend=ranks[:1] - 2) != 1)
-    pairs = zip(ranks[starts].tolist(), ranks[np.append(starts[1:], len(ranks)) - 1].tolist(), strict=True)
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in pairs)
 
 
 def events(

@@ -1,6 +1,7 @@
 """Which ranks exchange values with which, and in which pipeline stage a rank stands."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,16 @@ class Topology:
     def __init__(self, groups: Mapping[str, list[list[int]]]) -> None:
         """Take groups whose ranks stand in group order (a pipeline group in stage order)."""
         self.groups = {kind: [list(group) for group in listed] for kind, listed in groups.items()}
-        self._stage = self._table("pp", stage=True)
-        self._member = {kind: self._table(kind, stage=False) for kind in EXCHANGE}
+
+    # Made when first asked for: who only shows the groups of 16,384 ranks needs no table.
+
+    @cached_property
+    def _stage(self) -> _Table:
+        return self._table("pp", stage=True)
+
+    @cached_property
+    def _member(self) -> dict[str, _Table]:
+        return {kind: self._table(kind, stage=False) for kind in EXCHANGE}
 
     @classmethod
     def from_groups(cls, document: Mapping[str, Any]) -> "Topology":

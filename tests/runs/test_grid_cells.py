@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from andon import wire
 from andon.detect.planes import HEALTHY, HELD, NONFINITE, SPIKE, SPREAD
 from runs import cellmap, queries
 from runs.blocks import FACTOR
@@ -201,3 +202,23 @@ def test_pixels_begin_in_their_bins_and_no_bin_is_left_out() -> None:
         assert whole.count == bins.count <= pixels
         assert sorted(set(whole.of_pixels(pixels).tolist())) == list(range(bins.count))
         assert bins.shift < FACTOR or bins.count > pixels // 2 - 1
+
+
+def test_numbers_from_outside_size_nothing(trainer: Trainer) -> None:
+    far_step, far_rank = 2**62, 2**31 - 1
+    frame = wire.Frame(
+        stream="rank",
+        attempt=1,
+        step=np.array([0, 5, far_step], np.int64),
+        lane=np.array([0, 1, far_rank], np.int32),
+        metrics={"loss": np.array([2.0, np.nan, 2.0], np.float32)},
+    )
+    assert trainer.frame(frame).status_code == 202
+    for done in (False, True):
+        if done:
+            compact(trainer.run.pk)
+        for last in (9, far_step):
+            steps, ranks = Bins.over(0, last, 100), Bins.over(0, far_rank, 50)
+            found = cellmap.cell_bins(trainer.run, 1, steps, ranks)
+            assert np.argwhere(found == NONFINITE).tolist() == [[0, 5 >> steps.shift]]
+    assert GridBlock.objects.count() <= 3 * 8
