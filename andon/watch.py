@@ -42,6 +42,10 @@ from andon.watch_launch import launched_event, place_here, refuse_if_held, store
 
 __all__ = ["BatchFacts", "Watch", "watch"]
 
+# A checksum reads weights and moments once, a twin step costs one micro-batch: both a thousandth.
+CHECKSUM_STEPS = 1000
+TWIN_STEPS = 1000
+
 DECLARED_FIRST = "first_nonfinite"  # the policy mode that lets a bad step run again
 
 
@@ -58,6 +62,9 @@ class Watch(Monitor):
         server: Client | None,
         trusted: Collection[str],
         first_step: int,
+        checksum_steps: int = CHECKSUM_STEPS,
+        twin_steps: int = TWIN_STEPS,
+        replica_groups: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
         assert parts.optimizer is not None
@@ -66,6 +73,9 @@ class Watch(Monitor):
         )
         self.parts = parts
         self.directory = directory
+        self.checksum_steps, self.twin_steps = checksum_steps, twin_steps
+        self.replica_groups = replica_groups
+        self._no_twin_before = 0
         self.holder = Holder(self, directory, store(), server=server, trusted=trusted, say=self._say)
         self.number = first_step - 1  # of the last step done
         self.optimizer_step = first_step - 1
@@ -104,6 +114,7 @@ class Watch(Monitor):
         batch: BatchFacts | None = None,
         clip: float | None = None,
         rerun: Callable[[int], Tensor] | None = None,
+        twin: tuple[Callable[[Any], Tensor], Any] | None = None,
         **extra: Any,
     ) -> Agreement:
         """Agree on a step, update, record, obey. Call on every rank after `backward`.
@@ -114,6 +125,7 @@ class Watch(Monitor):
             clip: largest global gradient norm.
             rerun: forward of a micro-batch by index on the same batch; a bad step then runs again to name
                 its first nonfinite tensor.
+            twin: (forward of the model on a batch, a micro-batch), for a twin step where one is due.
             extra: more values to post with the step.
 
         Raises:
@@ -136,6 +148,7 @@ class Watch(Monitor):
         self._update(agreed, clip)
         self.optimizer.zero_grad(set_to_none=True)
         self.finish(agreed, self._facts_of(batch, extra))
+        self._look_for_corruption(agreed, twin)
         if agreed.hold or agreed.halt:
             self.hold(agreed.decision.reason if agreed.halt else None, undone=agreed.halt)
         self._began = time.perf_counter()
@@ -152,6 +165,24 @@ class Watch(Monitor):
             return
         if first is not None:
             self._say(f"step {agreed.step}: first nonfinite: {first.document()}")
+
+    def _look_for_corruption(
+        self, agreed: Agreement, twin: tuple[Callable[[Any], Tensor], Any] | None
+    ) -> None:
+        """Compare replicas and twins where it is due; a difference is decided on in the next step."""
+        if self.policy.mode("corruption") == "off" or agreed.halt:
+            return
+        if self.checksum_steps and self.number % self.checksum_steps == 0:
+            self.check_replicas(self.number, self.replica_groups)
+        if twin is None or not self.twin_steps:
+            return
+        # All ranks know of a suspicion, since it came with the sum; one that stays is not asked about again
+        # in every step.
+        suspicion = any(one.rule == "corruption" for one in agreed.decision.findings)
+        suspicion &= self.number >= self._no_twin_before
+        if suspicion or self.number % self.twin_steps == 0:
+            self._no_twin_before = self.number + self.twin_steps
+            self.twin(self.number, *twin)
 
     def _update(self, agreed: Agreement, clip: float | None) -> None:
         """Apply the update, or leave weights, moments and step count untouched."""
@@ -272,6 +303,10 @@ class Watch(Monitor):
             self.hold(f"restore check failed: {first['part']} on rank {first['rank']} {first['detail']}")
         return lines
 
+    def boundary(self, name: str, step: int | None = None, **data: Any) -> None:
+        """Declare a discontinuity before the next step (see `Monitor.boundary`). Call on every rank."""
+        super().boundary(name, self.number + 1 if step is None else step, **data)
+
     def close(self) -> None:
         """End: read what is still on its way, post the rest. Call on every rank."""
         if not self._held:  # a held rank flushed before, and leaves without meeting the others again
@@ -306,6 +341,10 @@ def watch(
     previous_scale: float | None = None,
     spool_dir: str | None = None,
     groups: Mapping[str, Any] | None = None,
+    checksum_steps: int = CHECKSUM_STEPS,
+    twin_steps: int = TWIN_STEPS,
+    replica_groups: Mapping[str, Any] | None = None,
+    launch: Mapping[str, Any] | None = None,
 ) -> Watch:
     """Watch a model's training. Call on every rank, after DDP or `fully_shard`, before the first forward.
 
@@ -318,6 +357,10 @@ def watch(
         deferred: see `andon.monitor.Monitor`; a bad step is then not run again.
         groups: `{"dp"|"tp"|"pp"|"cp"|"ep": [[ranks], …]}`, told to the server; DDP and FSDP2 over all ranks
             need none.
+        checksum_steps, twin_steps: how often replicas and twins are compared; 0: never.
+        replica_groups: parameter name or prefix → the process group that replicates it, where the wrapper
+            does not say it right (experts, replicated norms); see `andon.replicas.groups_of`.
+        launch: more for `attempt.launched`: `git`, `config`, `environment`, … (docs/trainer.md).
 
     Raises:
         SystemExit: 93, the directory is held and no permit lets it go on.
@@ -350,7 +393,10 @@ def watch(
         interval_steps=interval_steps,
         deferred=deferred,
         previous_scale=previous_scale,
+        checksum_steps=checksum_steps,
+        twin_steps=twin_steps,
+        replica_groups=replica_groups,
     )
     if place.rank == 0:
-        made.post([launched_event(made, nodes, granted, groups)])
+        made.post([launched_event(made, nodes, granted, groups, launch)])
     return made

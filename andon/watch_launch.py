@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 
 def launched_event(
-    made: "Watch", nodes: list[dict[str, Any]], permit: str | None, groups: Mapping[str, Any] | None
+    made: "Watch",
+    nodes: list[dict[str, Any]],
+    permit: str | None,
+    groups: Mapping[str, Any] | None,
+    launch: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the `attempt.launched` event."""
     kind = made.norms.kind
@@ -37,7 +41,7 @@ def launched_event(
         data["groups"] = known
     if permit is not None:
         data["permit"] = permit
-    return {"type": "attempt.launched", "step": made.number, "data": data}
+    return {"type": "attempt.launched", "step": made.number, "data": {**data, **(launch or {})}}
 
 
 def place_here(run: str, attempt: int) -> tuple[Place, list[dict[str, Any]]]:

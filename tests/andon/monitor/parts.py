@@ -209,6 +209,7 @@ def watched_by(rank, model, optimizer, folder, **parts):
     where = place(rank)
     sender = Kept() if where.leads else None
     options = {"policy": None, "guard": "skip", "interval_steps": 50, "deferred": False, "first_step": 1}
+    options |= {"checksum_steps": 1000, "twin_steps": 1000}
     given = {name: parts.pop(name) for name in list(parts) if name in options}
     made = Watch(
         where,

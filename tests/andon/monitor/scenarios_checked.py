@@ -1,6 +1,7 @@
 """Scenarios: accumulation, scaler, running a step again, and corruption."""
 
 import torch
+import torch.distributed as dist
 
 from andon.local_gradients import local_of
 from andon.local_norms import LocalNorms
@@ -252,6 +253,15 @@ def replicas(rank, _folder):
     if sender is not None:
         results["reports"] = [e.data["status"] for e in sender.of("checksum.report")]
 
+    # A plain loop says who replicates what: here pairs hold one layer, and nobody shares the other.
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    plainly = net()
+    if rank == 3:
+        plainly.first.weight.data.view(torch.int32)[0, 0] ^= 1
+        plainly.second.weight.data.view(torch.int32)[0, 0] ^= 1
+    said = compare(groups_of(plainly, None, {"first": pairs[rank // 2], "second": None}))
+    results["named"] = [report.event(1)["data"] for report in said]
+
     sharded = fsdp2(net())
     results["fsdp2"] = compare(groups_of(sharded, None))[0].event(1)["data"]
     mesh = hsdp_mesh()
@@ -302,6 +312,33 @@ def twins(rank, _folder):
     return results
 
 
+def suspicion(rank, folder):
+    """A watched loop: the checksum of step 2 differs, so step 3 runs a twin step, and observe goes on."""
+    inner = net()
+    model = ddp(inner)
+    optimizer = adamw(model)
+    made, sender = watched_by(rank, model, optimizer, folder, checksum_steps=2, twin_steps=100)
+    for step in range(1, 5):
+        if step == 2:
+            made.boundary("context 8k", tokens=8192)
+        if (step, rank) == (2, 2):
+            inner.first.weight.data.view(torch.int32)[0, 1] ^= 1 << 20
+        loss, tokens = loss_of(model, batch(rank, step))
+        loss.backward()
+        made.step(loss, tokens, twin=(lambda x: loss_of(model, x)[0], batch(rank, step)))
+    if sender is None:
+        return {}
+    return {
+        "checksums": [[e.step, e.data["status"]] for e in sender.of("checksum.report")],
+        "twins": [
+            [e.step, e.data["status"], [one["rank"] for one in e.data["differing"]]]
+            for e in sender.of("twin.report")
+        ],
+        "verdicts": [[e.step, e.data["kind"], e.data["would"]] for e in sender.of("verdict")],
+        "boundaries": [[e.step, e.data] for e in sender.of("schedule.boundary")],
+    }
+
+
 ALL = {
     "accumulation": accumulation,
     "run again": run_again,
@@ -310,4 +347,5 @@ ALL = {
     "state is bad": state_is_bad,
     "replicas": replicas,
     "twins": twins,
+    "suspicion": suspicion,
 }

@@ -184,6 +184,7 @@ def waits_in_place(rank, folder):
         trusted=trusted,
         spool_dir=str(folder / "spool"),
         interval_steps=1000,
+        launch={"git": {"revision": "abc"}},
     )
 
     def permit():
@@ -222,7 +223,7 @@ def waits_in_place(rank, folder):
         result["launched"] = [[e.attempt, e.data.get("permit")] for e in listener.of("attempt.launched")]
         first = listener.of("attempt.launched")[0].data
         result["said"] = [
-            first[key] for key in ("world_size", "groups", "precision", "parallelism", "layers")
+            first[key] for key in ("world_size", "groups", "precision", "parallelism", "layers", "git")
         ]
         result["ranks"] = [node["ranks"] for node in first["nodes"]]
         result["exited"] = [[e.attempt, e.data["exit_code"]] for e in listener.of("attempt.exited")]

@@ -115,6 +115,22 @@ class TestReplicas:
         assert seen[1]["hsdp flipped"]["tie"] is True
         assert [one["rank"] for one in seen[1]["hsdp flipped"]["differing"]] == [1, 3]
 
+    def test_a_loop_may_say_who_replicates_what(self, ranks):
+        seen = [one["named"] for one in everyone(ranks, "replicas")]
+        assert [[report["status"] for report in one] for one in seen] == [["equal"]] * 2 + [["differs"]] * 2
+        assert seen[3][0]["group"] == [2, 3]
+        assert {name for one in seen[3][0]["differing"] for name in one["tensors"]} == {
+            "weights.first.weight"
+        }
+
+    def test_a_watched_loop_checks_by_itself_and_a_suspicion_brings_the_twins(self, ranks):
+        seen = ranks[0]["suspicion"]
+        assert seen["checksums"] == [[2, "differs"], [4, "differs"]]
+        # The flipped weight computes otherwise too.
+        assert seen["twins"] == [[3, "differs", [2]]]
+        assert seen["verdicts"][0] == [3, "corruption", "halt"]
+        assert seen["boundaries"] == [[2, {"name": "context 8k", "tokens": 8192}]]
+
 
 class TestTwins:
     @KINDS
@@ -191,7 +207,8 @@ class TestWaitsInPlace:
 
     def test_the_launch_is_told_with_its_nodes_and_layers(self, ranks):
         seen = ranks[0]["waits in place"]
-        assert seen["said"] == [4, {"dp": [[0, 1, 2, 3]]}, "float32", "ddp", ["first", "second"]]
+        told = [4, {"dp": [[0, 1, 2, 3]]}, "float32", "ddp", ["first", "second"], {"revision": "abc"}]
+        assert seen["said"] == told
         assert seen["ranks"] == [[0, 1, 2, 3]]
 
 
