@@ -286,3 +286,25 @@ def test_an_agent_killed_in_an_upload_that_never_comes_back_leaves_nothing_half(
     work_until(lambda: not list((vault_dir / "incoming" / "uploads").iterdir()))
     assert not dossier.custody.filter(what="sealed").exists()
     assert verify_custody(dossier) == []
+
+
+def test_an_agent_killed_in_a_hold_that_never_comes_back_holds_nothing(node: Node, vault_dir: Path) -> None:
+    checkpoint(node)
+    dossier = world.open_dossier(node.run, rules=world.policy(LAST_GOOD))
+    agent = node.agent(stage="andon.held_tree:_hold", after=2)
+    work_until(lambda: stopped_at(agent))
+    node.kill()
+    Agent.objects.update(seen_at=timezone.now() - timedelta(minutes=5))
+    AgentTask.objects.update(given_at=timezone.now() - timedelta(minutes=5))
+    work_until(lambda: dossier.items.get().why.startswith("the agent of n1 has been silent since"))
+    Item.objects.update(deadline=timezone.now())
+    work_until(lambda: states(dossier)[LAST_GOOD] == "missing")
+    item = dossier.items.get()
+    assert (item.held_at, item.files, resume_gate(dossier).open) == (None, [], False)
+    assert f"{node.disk}/step-00000900" in item.why
+    assert not dossier.custody.filter(what="held").exists()
+    # Back after all: nobody counts on what it had linked, so it goes; the checkpoint stays.
+    node.agent()
+    work_until(lambda: not list((node.disk / ".andon-holds").glob("*/*")))
+    assert len(list((node.disk / "step-00000900").iterdir())) == 4
+    assert verify_custody(dossier) == []
