@@ -75,9 +75,8 @@ def of_list(rotation: Rotation | None, now: datetime) -> Holder | None:
     if number < 0:
         return None
     people = rotation.people
-    return Holder(
-        people[number % len(people)], start + (number + 1) * every, people[(number + 1) % len(people)], "list"
-    )
+    following = people[(number + 1) % len(people)] if len(people) > 1 else ""
+    return Holder(people[number % len(people)], start + (number + 1) * every, following, "list")
 
 
 # --- the external address
