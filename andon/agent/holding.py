@@ -219,7 +219,7 @@ def _removed(tree: Path, root: Path, ours: dict[str, int | None]) -> tree_remova
     try:
         removed = tree_removal.remove(tree, root, ours)
     except HoldError as error:
-        raise Declined("unreadable", f"could not be removed: {error.says}") from error
+        raise Declined("unreadable", error.says) from error
     if removed.left:
         logger.warning("%s: %s: not held by this agent, left alone", tree, ", ".join(removed.left[:5]))
     return removed
