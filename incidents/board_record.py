@@ -142,7 +142,9 @@ def _posted(event: Event) -> Posted:
 
 
 def _checkpoints(incident: Incident, step: int | None) -> list[Kept]:
-    found = Checkpoint.objects.filter(run_id=incident.run_id).exclude(state=Checkpoint.State.DELETED)
+    # A later attempt runs the same steps again: its checkpoints say nothing about this failure.
+    found = Checkpoint.objects.filter(run_id=incident.run_id, attempt__lte=incident.attempt)
+    found = found.exclude(state=Checkpoint.State.DELETED)
     if step is not None:
         found = found.filter(step__lt=step)
     rows = found.order_by("-step", "-id").values_list("id", "step", "state", "uri", "attempt")[:CHECKPOINTS]

@@ -5,6 +5,7 @@ from datetime import datetime
 from andon.postmortem.document import Item, Row, Table
 from incidents import costs
 from incidents.models import LedgerRow
+from incidents.postmortem import goodput
 from incidents.postmortem.book import Book, Source
 from incidents.postmortem.facts import Facts
 from incidents.postmortem.words import minutes, plain, stamp
@@ -48,13 +49,13 @@ def _contained(facts: Facts) -> str:
 
 def impact(book: Book, facts: Facts) -> list[Item]:
     """Return what it cost, as a table."""
-    gpus = facts.attempt.world_size if facts.attempt else None
+    incident, gpus = facts.incident, facts.attempt.world_size if facts.attempt else None
     before, held, again = _before(book, facts, gpus), _held(book, facts, gpus), _again(book, facts)
     rows = [row for row, _ in (before, held, again)]
     rows.append(_money(book, facts, [hours for _, hours in (before, held, again)]))
-    rows.append(
-        book.row(("Goodput of that week", "not measured"), facts.attempt or facts.incident),
-    )
+    said, launches = goodput.of_week(facts)
+    sources: list[Source] = [*launches] if launches else [incident]
+    rows.append(book.row(("Goodput of that week", said), *sources))
     rows += _samples(book, facts)
     return [Table(("", ""), tuple(rows))]
 
@@ -68,7 +69,7 @@ def _before(book: Book, facts: Facts, gpus: int | None) -> Counted:
     step, incident = facts.first_bad["step"], facts.incident
     if step is None:
         return book.row((name, "none: nothing failed"), incident), 0.0
-    kept = Checkpoint.objects.filter(run_id=incident.run_id, step__lt=step)
+    kept = Checkpoint.objects.filter(run_id=incident.run_id, step__lt=step, attempt__lte=incident.attempt)
     kept = kept.exclude(state__in=("deleted", "bad"))
     newest = kept.defer("files").order_by("-step", "-id").first()
     seconds = costs.step_time_s(incident.run, incident.attempt)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -16,12 +16,13 @@ from andon.postmortem import html, markdown
 from evidence.exporting import export_bag
 from incidents import approval, board, diagnosing
 from incidents.models import Incident, PostmortemEdit, PostmortemVersion
-from incidents.postmortem import build, edits
+from incidents.postmortem import build, edits, goodput
+from incidents.postmortem.facts import Facts
 from incidents.postmortem.render import render
 from incidents.refused import Refused
 from runs.erasing import erase
-from runs.models import DirectiveAck
-from tests.incidents.world import seal
+from runs.models import Attempt, DirectiveAck, Event
+from tests.incidents.world import World, seal
 
 pytestmark = pytest.mark.django_db
 
@@ -140,7 +141,6 @@ class TestFacts:
 
     def test_an_incident_of_which_little_is_known_says_so(self, team, project):
         from incidents.actions import hold_by_hand
-        from tests.incidents.world import World
 
         bare = hold_by_hand(run=World(project, slug="bare").run, person=team.tomas, why="looks odd")
         document = build.draft(bare)
@@ -168,6 +168,12 @@ class TestSameBytes:
         base = edits.current(told)["summary"].pk
         edits.write(incident=told, person=team.tomas, part="summary", text="It spiked once.", base=base)
         assert build.draft(told).digest != before
+
+    def test_it_stands_still_while_the_run_goes_on(self, world, told):
+        before = build.draft(told).digest
+        world.checkpoint(960, attempt=2, state="committed")
+        world.steps(951, 970, attempt=2)
+        assert build.draft(told).digest == before
 
     def test_json_is_read_back_as_it_was(self, told):
         document = build.draft(told)
@@ -281,3 +287,36 @@ class TestNames:
     def test_history_can_only_be_added_to(self, told):
         with pytest.raises(Exception, match="append-only"):
             PostmortemEdit.objects.update(text="x")
+
+
+class TestGoodput:
+    def test_it_is_what_was_kept_of_what_was_allocated_until_the_incident_was_over(self, project):
+        world = World(project, slug="weekly")
+        world.spike(at=100, since=98)
+        incident = world.incident()
+        assert goodput.of_week(Facts(incident)) == ("not known yet: the incident is not over", [])
+        # A Wednesday: 100 steps of 60 s each in 7,200 s on 4 GPUs, of which the last 20 were thrown away.
+        began = datetime(2026, 3, 4, 12, tzinfo=UTC)
+        for step in range(1, 101):
+            at = began + timedelta(seconds=60 * step)
+            told = {"type": "step", "step": step, "data": {"step_time_s": 60.0}, "occurred_at": at}
+            of = {"run_id": world.run.pk, "attempt": 1, "webhook_id": f"goodput-{step}"}
+            Event.objects.create(received_at=timezone.now(), **told, **of)
+        Attempt.objects.filter(run=world.run).update(launched_at=began, exited_at=None, first_step=1)
+        Incident.objects.filter(pk=incident.pk).update(
+            state="resolved", opened_at=began, resolved_at=began + timedelta(hours=2)
+        )
+        incident.refresh_from_db()
+        said, launches = goodput.of_week(Facts(incident))
+        assert said.startswith("83")  # 6,000 of 7,200 s
+        assert "6.7 of 8.0" in said
+        assert [one.number for one in launches] == [1]
+        world.launch(2)
+        Attempt.objects.filter(run=world.run, number=2).update(
+            launched_at=began + timedelta(hours=2, seconds=-1), began_from={"step": 80}
+        )
+        assert goodput.of_week(Facts(incident))[0].startswith("66")  # 4,800 of 7,200 s
+        # What happens after it was over is not counted.
+        Incident.objects.filter(pk=incident.pk).update(resolved_at=began + timedelta(hours=1))
+        incident.refresh_from_db()
+        assert "4.0 of 4.0" in goodput.of_week(Facts(incident))[0]
