@@ -31,6 +31,43 @@ def incident(project, alice, bob, source_root):
     return SimpleNamespace(id=found.pk, row=found, run=run, secret=secret, step=step)
 
 
+@pytest.fixture
+def full(incident, alice, bob):
+    """A held run with an incident and a request, a dossier of each kind, and what people did with them.
+
+    Returns what stands for each name of the URL map.
+    """
+    from evidence.actions import note_access, open_dossier
+    from evidence.models import StoredObject, VaultRequest
+    from incidents import ack_links
+
+    dossier = incident.row.dossier
+    seed.work_through()
+    seed.ask_to_resume(incident.row, "bob")
+    one = StoredObject.objects.filter(item__dossier=dossier).first()
+    note_access(dossier=dossier, person=bob, what="downloaded", object_sha256=one.sha256, path="rank-0.log")
+    by_hand = open_dossier(run=incident.run, person=alice, why="the loss looks odd")
+    VaultRequest.objects.create(
+        dossier=by_hand,
+        kind="release",
+        why="the cause is known",
+        subject={"holds": 2, "objects": 3, "bytes": 10_000},
+        requested_by=str(bob.opaque_id),
+        requested_at=by_hand.opened_at,
+    )
+    return {
+        "slug": "gpt-16",
+        "incident_id": incident.id,
+        "dossier_id": dossier.pk,
+        "item_id": one.item_id,
+        "object_id": one.pk,
+        "sha256": one.sha256,
+        "name": "evidence",
+        "token": ack_links.token(incident.row, alice),
+        "page_id": 1,  # only posted to
+    }
+
+
 @pytest.fixture(scope="session")
 def _collected():
     """Scripts and styles where the server serves them from."""

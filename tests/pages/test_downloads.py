@@ -20,6 +20,7 @@ from evidence.vault import BytesDiffer, vault
 from runs.keys import server_key
 from runs.models import Membership, Person, Project, Role, Run
 from tests.evidence import world
+from tests.evidence.conftest import s3_url
 from tests.pages.test_views import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -200,6 +201,19 @@ class TestObject:
         words = text_of(as_bob.get(f"/vault/{dossier.pk}")).split("what people took out")[1]
         assert "bob" in words
         assert "topology.json" in words
+
+    def test_it_comes_from_a_bucket_by_version(self, as_bob, run, s3_endpoint, s3_bucket, settings, tmp_path):
+        settings.VAULT_URL = s3_url(s3_endpoint, s3_bucket)
+        made = world.open_dossier(run, rules=world.policy("topology"))
+        world.work(made)
+        one = one_of(made)
+        # A newer version over it changes nothing.
+        s3_endpoint.client().put_object(Bucket=s3_bucket, Key=one.key, Body=b"something else")
+        body = b"".join(as_bob.post(address(one)).streaming_content)
+        assert (len(body), hashlib.sha256(body).hexdigest()) == (one.bytes_total, one.sha256)
+        answer = as_bob.post(f"/vault/{made.pk}/bag")
+        (tmp_path / "bag.zip").write_bytes(b"".join(answer.streaming_content))
+        assert verify(open_tree(tmp_path / "bag.zip"), server_key().key_id).problems == []
 
     def test_a_large_one_is_never_in_memory(self, as_bob, dossier):
         block = b"x" * (1 << 20)
