@@ -53,7 +53,7 @@ def repetition(made: list[Turn], ladder: Ladder, waited: timedelta) -> tuple[Tur
 
     Only the newest: after a night without a worker nobody needs the last forty pages at once.
     """
-    every = timedelta(minutes=ladder.repeat_min)
+    every = timedelta(minutes=ladder.repeat_min or 0)
     if not made or not every:
         return None, None
     last = made[-1]

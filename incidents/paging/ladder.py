@@ -64,7 +64,7 @@ class Ladder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one project pages by. `quiet`: channels for what holds no run; default: the first step's."""
 
     steps: tuple[Step, ...] = ()
-    repeat_min: float = 15.0  # the last step again, until somebody has it; 0 = never
+    repeat_min: float | None = None  # the last step again, until somebody has it; 0 = never
     quiet: tuple[str, ...] = ()
     on_call: Rotation | None = None
 
@@ -93,7 +93,7 @@ class Paging(msgspec.Struct, frozen=True):
             return self.default
         return Ladder(
             steps=own.steps or self.default.steps,
-            repeat_min=own.repeat_min,
+            repeat_min=self.default.repeat_min if own.repeat_min is None else own.repeat_min,
             quiet=own.quiet or self.default.quiet,
             on_call=own.on_call or self.default.on_call,
         )
@@ -202,7 +202,7 @@ def _check(place: str, ladder: Ladder, channels: dict[str, Channel]) -> None:
     for name in ladder.quiet:
         if name not in known:
             raise PagingError(f"{place}quiet: there is no channel {name!r}")
-    if not (ladder.repeat_min == 0 or 1 <= ladder.repeat_min <= 24 * 60):
+    if ladder.repeat_min and not 1 <= ladder.repeat_min <= 24 * 60:
         raise PagingError(f"{place}repeat_min must be 0 or 1 minute to a day")
     turns = ladder.on_call
     if turns is not None and (not turns.people or not 1 / 24 <= turns.every_days <= 365):

@@ -8,11 +8,14 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from incidents.paging import on_call
+from andon.signing import new_secret
+from incidents.paging import deadman, on_call
 from incidents.paging.ladder import PagingError, Rotation, read
 from incidents.paging.models import OnCallAnswer, OnCallTurn
 from incidents.refused import Refused
+from tests.config.up import ROOT
 
+DOCS = ROOT / "docs" / "paging.md"
 START = datetime(2026, 11, 2, 9, tzinfo=UTC)
 
 
@@ -60,6 +63,20 @@ class TestTheFile:
         channel = read(str(path)).channels["a"]
         assert channel.secret.startswith("whsec_")
         assert "whsec_" not in repr(channel)
+
+    def test_the_file_of_the_docs_is_one(self, tmp_path):
+        block = re.search(r"^```toml\n(.*?)^```$", DOCS.read_text("utf-8"), re.M | re.S)[1]
+        path = tmp_path / "paging.toml"
+        path.write_text(block)
+        for name in re.findall(r'"([\w-]+\.address)"', block):
+            (tmp_path / name).write_text("json://127.0.0.1:1/")
+        (tmp_path / "ops-chat.secret").write_text(new_secret())
+        file = read(str(path))
+        assert file.ladder("default").steps[2].channels == ("lead-phone", "alertmanager")
+        assert file.ladder("vision").steps[0].channels == ("ops-chat",)
+        assert file.ladder("vision").on_call == file.default.on_call
+        assert file.ladder("vision").repeat_min == 15
+        assert file.of_person("mira.k") == ["mira-phone"]
 
     @pytest.mark.django_db
     def test_a_file_that_breaks_leaves_the_last_good_one_in_force_and_says_so(self, team, file, as_member):
@@ -170,9 +187,7 @@ class TestTheExternalAddress:
 @pytest.mark.django_db
 class TestThePage:
     def test_it_says_who_what_and_over_which_channels_and_no_address(self, team, file, world, as_member):
-        from runs import work
-
-        work.run_due()
+        deadman.do_paging_work()
         answer = as_member("tomas").get("/on-call")
         words = text(answer)
         for expected in (
@@ -218,9 +233,7 @@ class TestThePage:
         assert not OnCallTurn.objects.exists()
 
     def test_a_stranger_sees_nobody_and_nothing(self, team, file, world, as_member):
-        from runs import work
-
-        work.run_due()
+        deadman.do_paging_work()
         words = text(as_member("charlie").get("/on-call"))
         assert "pt-13b" not in words
         assert "mira" not in words
@@ -228,15 +241,13 @@ class TestThePage:
         assert "On call: nobody" in words
 
     def test_somebody_is_paged_from_the_incident(self, team, file, world, as_member, phone):
-        from runs import work
-
-        work.run_due()
+        deadman.do_paging_work()
         address = f"/incidents/{world.incident().pk}/page"
         assert "jonas, no channel" in text(as_member("tomas").get(address))
         assert as_member("tomas").post(address, {"to": "jonas", "why": "x"}).status_code == 409
         assert as_member("vera").post(address, {"to": "mira", "why": "x"}).status_code == 403
         assert as_member("tomas").post(address, {"to": "mira", "why": "look at layer 6"}).status_code == 302
-        work.run_due()
+        deadman.do_paging_work()
         assert phone.got[-1].document["title"] == "pt-13b-web3: tomas asks for you"
 
     def test_a_turn_of_no_length_or_of_a_month_is_refused(self, team, project):
