@@ -27,6 +27,7 @@ from runs.policies import policy_for
 
 FINDINGS = 500
 TIMELINE = 400
+ACKS = 40_000  # a fleet's ranks may each answer for themselves, and leave later
 
 
 @dataclass
@@ -143,7 +144,7 @@ class Facts:
     def acks(self) -> list[DirectiveAck]:
         """Who obeyed, oldest first: holds and exits of the attempt that failed."""
         found = DirectiveAck.objects.filter(run_id=self.incident.run_id, attempt=self.incident.attempt)
-        return list(found.filter(state__in=("held", "exited")).order_by("received_at", "id")[:FINDINGS])
+        return list(found.filter(state__in=("held", "exited")).order_by("received_at", "id")[:ACKS])
 
     @cached_property
     def contained(self) -> DirectiveAck | None:
