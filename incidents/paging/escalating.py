@@ -155,7 +155,15 @@ def use_next(page_id: int, failed: str, now: datetime) -> None:
 
 
 def _made(page: Page) -> set[tuple[int, int, str]]:
-    return set(page.deliveries.filter(what=What.RAISED).values_list("round", "turn", "channel"))
+    """Return round, turn and channel of what is there of a page."""
+    rows = page.deliveries.filter(what=What.RAISED)
+    return {(one.round, one.turn, one.channel) for one in rows if one.round or _stands(page, one)}
+
+
+def _stands(page: Page, alert: Delivery) -> bool:
+    """Whether an alert is one of this life of the page, and was not given up before it was raised anew."""
+    given_up = alert.state == Delivery.State.DROPPED and alert.created_at < page.escalating_since
+    return alert.created_at >= page.raised_at and not given_up
 
 
 def _missing(
@@ -182,7 +190,8 @@ def _create(page: Page, known: Paging, turn: int, names: Iterable[str], now: dat
 
 def _tell_the_end(page: Page, known: Paging, what: str, now: datetime) -> None:
     """Tell every channel that was told the beginning; of an acknowledgement only tools hear."""
-    begun = list(page.deliveries.filter(what=What.RAISED).order_by("id"))
+    # A page that was over and is raised anew begins again: who was told of its earlier life was told its end.
+    begun = list(page.deliveries.filter(what=What.RAISED, created_at__gte=page.raised_at).order_by("id"))
     told = {one.channel for one in begun if one.state == Delivery.State.SENT}
     there = set(page.deliveries.filter(what=what, round=page.round).values_list("channel", flat=True))
     for name in dict.fromkeys(one.channel for one in begun if one.channel in told):
@@ -201,16 +210,16 @@ def _tell_the_end(page: Page, known: Paging, what: str, now: datetime) -> None:
 def _write(page: Page, channel: Channel, what: str, round_: int, turn: int, now: datetime) -> None:
     """Write one delivery, its words and key fixed before it is first tried."""
     title, text = texts.message(page, channel, what, now)
-    delivery = Delivery.objects.create(
+    said = {"title": title, "text": text, "created_at": now, "state": Delivery.State.DUE, "error": ""}
+    # Only an alert is ever there already: the one of an earlier life, which fires again.
+    delivery, _ = Delivery.objects.update_or_create(
         page=page,
         what=what,
         round=round_,
         turn=turn,
         channel=channel.name,
-        key=texts.key(page, channel.name, what, round_, turn),
-        title=title,
-        text=text,
-        created_at=now,
+        defaults=said,
+        create_defaults={**said, "key": texts.key(page, channel.name, what, round_, turn)},
     )
     ask_delivery(delivery.pk)
 

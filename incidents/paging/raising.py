@@ -305,8 +305,14 @@ def acknowledge(*, page: Page, person: Person) -> None:
     Raises:
         Refused: not-allowed, over, acknowledged-already.
     """
-    if page.project is not None:
-        roles.need_responder(person, page.project, "acknowledge")
+    # What is of no project is everybody's: a responder of any may take it.
+    of = Project.objects.filter(
+        memberships__person=person, memberships__roles__overlap=list(roles.RESPONDERS)
+    )
+    project = page.project or of.first()
+    if project is None:
+        raise Refused("not-allowed", "Only a responder, approver or admin may acknowledge.", status=403)
+    roles.need_responder(person, project, "acknowledge")
     if page.ended_at is not None:
         raise Refused("over", "It is over already.")
     with transaction.atomic():

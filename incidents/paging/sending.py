@@ -94,7 +94,8 @@ def _failed(one: Delivery, channel: Channel, error: channels.NotSent, now: datet
     state.filter(failing_since=None).update(failing_since=now)
     if one.what == What.RAISED and one.state == S.DUE:
         escalating.use_next(one.page_id, channel.name, now)
-    if error.permanent or now - one.created_at > GIVE_UP_AFTER:
+    # An alert that fires is never given up: silence would resolve it.
+    if one.state == S.DUE and (error.permanent or now - one.created_at > GIVE_UP_AFTER):
         _drop(one, says)
         return
     raise Retry(max(error.after_s, min(LAST_RETRY_S, FIRST_RETRY_S * 2 ** min(tries - 1, 10))), says)

@@ -1,7 +1,7 @@
 """Who is woken, when, over what: until somebody has it, and never twice under another key."""
 
 import uuid
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks.webhooks import Webhook
 
+from evidence.alarms import alarm
 from incidents import actions, approval
 from incidents.models import Incident
 from incidents.paging import asking, deadman, escalating, on_call, raising, sending
 from incidents.paging.ladder import Ladder, Step
 from incidents.paging.models import ChannelState, Delivery, Page
+from incidents.refused import Refused
 from runs.models import RunProgress, Work
 from runs.work import Lease, LeaseLost
 from tests.paging.conftest import SECRET, STEPS, aged
@@ -354,8 +356,6 @@ class TestOthers:
         assert titles(phone)[-1] == "Over: pt-13b-web3 is not watched"
 
     def test_a_vault_alarm_pages_once_and_again_after_somebody_took_it(self, world, team, file, phone):
-        from evidence.alarms import alarm
-
         actions.acknowledge(incident=world.incident(), person=team.mira)
         dossier = world.incident().dossier
         alarm(dossier, "protection lost", "topology: 3 objects were locked, now nothing")
@@ -368,6 +368,55 @@ class TestOthers:
         alarm(dossier, "protection lost", "norms: 1 object was locked, now nothing")
         do()
         assert len(phone.got) == 2
+
+    def test_what_was_over_and_comes_back_is_raised_anew_also_as_an_alert(
+        self, project, settings, file, hook
+    ):
+        file.channels["am"] = {"kind": "alertmanager", "address": hook.url("/am")}
+        file.write('steps = [{after_min = 0, channels = ["am"]}, {after_min = 5, channels = ["spare"]}]')
+        about = {"kind": "andon", "title": "Andon may be wrong", "says": "three runs", "link": "/system"}
+        for _ in range(2):
+            raising.raise_page(key="breaker", **about)
+            do()
+            raising.end_page("breaker", "the rule observes")
+            do()
+            do()
+        fired = [datetime.fromisoformat(got.document[0]["endsAt"]) > timezone.now() for got in hook.got]
+        assert fired == [True, False, True, False]
+        assert {got.path for got in hook.got} == {"/am/api/v2/alerts"}
+        assert len({str(got.document[0]["labels"]) for got in hook.got}) == 1
+
+    def test_of_the_second_end_hears_only_who_heard_the_second_beginning(self, project, file, hook, spare):
+        file.write('steps = [{after_min = 0, channels = ["ops"]}, {after_min = 5, channels = ["spare"]}]')
+        about = {"kind": "andon", "title": "Andon may be wrong", "says": "three runs", "link": "/system"}
+        page = raising.raise_page(key="breaker", **about)
+        do()
+        Page.objects.filter(pk=page.pk).update(escalating_since=timezone.now() - timedelta(minutes=6))
+        asking.ask_page("breaker")
+        do()
+        raising.end_page("breaker", "the rule observes")
+        do()
+        raising.raise_page(key="breaker", **about)
+        do()
+        raising.end_page("breaker", "the rule observes")
+        do()
+        assert kinds(spare) == ["raised", "resolved"]
+        assert kinds(hook) == ["raised", "resolved", "raised", "resolved"]
+        assert len({got.headers["webhook-id"] for got in hook.got}) == 4
+
+    def test_an_alarm_of_the_whole_store_is_any_responder_s(self, world, team, file, phone, hook):
+        file.write('steps = [{after_min = 0, channels = ["ops"]}]')
+        actions.acknowledge(incident=world.incident(), person=team.mira)
+        alarm(None, "store does not lock", "the bucket lets go of what it locks")
+        do()
+        assert titles(hook) == ["Vault: store does not lock"]
+        page = Page.objects.get(kind="vault")
+        for person in (team.vera, team.charlie):
+            with pytest.raises(Refused):
+                raising.acknowledge(page=page, person=person)
+        raising.acknowledge(page=page, person=team.tomas)
+        do()
+        assert kinds(hook) == ["raised", "acknowledged"]
 
     def test_somebody_is_paged_by_name(self, world, team, file, phone):
         actions.acknowledge(incident=world.incident(), person=team.tomas)
