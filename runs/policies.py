@@ -8,7 +8,6 @@ from andon.policy import Policy
 from runs.locks import lock_run
 from runs.models import Person, PolicyVersion, Run
 
-
 _IN_FORCE = """
 SELECT * FROM runs_policyversion
 WHERE run_id = %s OR run_id IS NULL AND project_id = (SELECT project_id FROM runs_run WHERE id = %s)

@@ -1,6 +1,7 @@
 """What changed since the last good checkpoint: each thing is changed, unchanged or not known."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
@@ -14,7 +15,7 @@ from tests.incidents.world import World, held, person, seal
 
 pytestmark = pytest.mark.django_db
 
-LAUNCH = {
+LAUNCH: dict[str, Any] = {
     "git": {"revision": "a41f9c2", "diff_stat": "3 files changed, 41 insertions(+)"},
     "config": {"lr": 2.4e-4, "model": {"layers": 12}},
     "environment": {"image": "train:9", "driver": "570.86", "nccl": "2.27.3", "python": "3.11"},

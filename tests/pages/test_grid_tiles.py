@@ -1,5 +1,7 @@
 """Tiles as the browser gets them: rows in any order, by step or by time, and the states a run can yield."""
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from django.utils import timezone
@@ -157,7 +159,7 @@ def test_a_standing_run_names_the_ranks_that_are_not_there_yet(run):
     post(run, 0, 20)
     post(run, 21, 21, ranks=[r for r in range(RANKS) if r != 9])
     compact(run.pk)
-    quiet = timezone.now() - timezone.timedelta(minutes=3)
+    quiet = timezone.now() - timedelta(minutes=3)
     RunProgress.objects.update_or_create(run=run, defaults={"attempt": 1, "step": 21, "step_at": quiet})
     looked = view(run)
     assert looked.extent.step_last == 22
@@ -182,13 +184,13 @@ def test_a_version_changes_with_every_cell_and_is_the_same_otherwise(run):
 
 
 def test_by_time_a_pause_is_wide_and_no_bad_cell_is_lost(run):
-    trainer_at = timezone.now().replace(microsecond=0) - timezone.timedelta(hours=3)
+    trainer_at = timezone.now().replace(microsecond=0) - timedelta(hours=3)
     from runs.models import GridWaiting
     from runs.points import Points
 
     rows = []
     for step in range(200):
-        at = trainer_at + timezone.timedelta(seconds=10 * step + (3_600 if step >= 100 else 0))
+        at = trainer_at + timedelta(seconds=10 * step + (3_600 if step >= 100 else 0))
         rows += [(step, rank, HEALTHY, int(at.timestamp() * 1000)) for rank in range(RANKS)]
     rows += [(150, 13, NONFINITE, 0)]
     GridWaiting.objects.create(run=run, attempt=1, points=Points.of(rows).pack(), received_at=timezone.now())

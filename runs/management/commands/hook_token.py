@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser
 from datetime import timedelta
+from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
@@ -24,7 +25,7 @@ class Command(BaseCommand):
         parser.add_argument("--list", action="store_true", help="list the project's tokens")
         parser.add_argument("--revoke", type=int, default=0, metavar="ID", help="revoke a token")
 
-    def handle(self, *args: object, **options: object) -> None:
+    def handle(self, *args: Any, **options: Any) -> None:
         """Do it."""
         project = Project.objects.filter(slug=str(options["project"])).first()
         if project is None:
