@@ -176,7 +176,9 @@ def measure_holds(store: Store) -> dict[str, Any]:
 
     client = store.client(THREADS)
     client.create_bucket(Bucket="bench-holds", ObjectLockEnabledForBucket=True)
-    prefixes = {name: checkpoint_of(client, "bench-holds", name, OBJECTS) for name in ("even", "odd")}
+    # Fresh ones for each round: once some versions have a hold, Andon asks about every one of them.
+    names = [f"{who}-{number}" for number in range(ROUNDS) for who in ("andon", "bare")]
+    prefixes = {name: checkpoint_of(client, "bench-holds", name, OBJECTS) for name in names}
 
     def andon(prefix: str) -> None:
         files = [{name: one[name] for name in ("path", "bytes", "sha256")} for one in prefixes[prefix]]
@@ -197,7 +199,7 @@ def measure_holds(store: Store) -> dict[str, Any]:
 
     rounds = []
     for number in range(ROUNDS):
-        mine, other = ("even", "odd") if number % 2 == 0 else ("odd", "even")
+        mine, other = f"andon-{number}", f"bare-{number}"
         rounds.append(
             {
                 "andon_s": round(timed_s(lambda mine=mine: andon(mine)), 2),  # type: ignore[misc]
