@@ -16,7 +16,7 @@ def address(incident, more=""):
     return f"/incidents/{incident.id}/postmortem{more}"
 
 
-def test_it_reads_from_the_head_to_the_rows_it_cites(as_bob, incident):
+def test_it_reads_from_the_head_to_the_rows_it_cites_and_every_form_is_a_file(as_bob, incident):
     html = as_bob.get(address(incident)).content.decode()
     assert "Draft, evidence" in html
     titles = re.findall(r"<h2>\d+\. ([^<]+)</h2>", html)
@@ -31,9 +31,7 @@ def test_it_reads_from_the_head_to_the_rows_it_cites(as_bob, incident):
     assert cited == set(re.findall(r'class="cited" id="([A-Z]-\d+)"', html))
     # Under the page's policy nothing may be styled or run in place.
     assert " style=" not in html.split('<article class="pm">')[1].split("</article>")[0]
-
-
-def test_every_form_is_a_file_of_its_own(as_bob, incident):
+    # And every form of it is a file of its own.
     kinds = {"md": "text/markdown", "html": "text/html", "json": "application/json"}
     for form, kind in kinds.items():
         answer = as_bob.get(address(incident, f".{form}"))
