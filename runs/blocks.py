@@ -1,6 +1,6 @@
 """Blocks: the cells of an attempt at rest, so that any tile reads about one screen of data.
 
-A block is 256 columns of up to 16,384 ranks. On level 0 a column is one step, and on each further level it
+A block is 256 columns of up to 4,096 ranks. On level 0 a column is one step, and on each further level it
 is four columns of the level below, of which the worst state stays. Each block is kept three times: with a
 row per rank, per 8 and per 64 ranks. What is stored is what was posted: which nonfinite cells only followed
 an earlier one is decided when a tile is read, since a late post may move where that began.
@@ -19,8 +19,8 @@ Plane = NDArray[np.uint8]
 COLUMNS = 256
 FACTOR = 4
 TOP = 7  # a column of the coarsest level is 16,384 steps
-BAND = 16_384  # ranks of one block
-MAX_RANKS = 8 * BAND  # a rank number from outside must size no array; higher ones are not drawn
+BAND = 4_096  # ranks of one block
+MAX_RANKS = 32 * BAND  # a rank number from outside must size no array; higher ones are not drawn
 FOLDS = (1, 8, 64)  # ranks per row of the three forms
 NEVER = np.iinfo(np.int64).max
 
@@ -69,24 +69,30 @@ class Block:
         np.maximum(self.shared, posted.shared, out=self.shared)
         self.clock = earliest(self.clock, posted.clock)
 
-    def mark_missing(self, steps: NDArray[np.int64], joined: NDArray[np.int64], settled: int) -> bool:
-        """Mark the cells that most other ranks of their step posted and one did not; whether there were any.
+    def posted(self) -> NDArray[np.int64]:
+        """Return how many ranks posted each column."""
+        ranks: NDArray[np.int64] = ((self.cells > 0) & (self.cells != MISSING)).sum(axis=1, dtype=np.int64)
+        return ranks
+
+    def mark_missing(
+        self, steps: NDArray[np.int64], joined: NDArray[np.int64], complete: NDArray[np.bool_]
+    ) -> bool:
+        """Mark what did not come in complete columns; whether there was any.
 
         Args:
             steps: int64[256], of the columns.
             joined: int64[ranks], the first step that each rank ever posted (`NEVER` for none): before
                 it a rank is not missing.
-            settled: up to this step nothing is on its way any more.
+            complete: bool[256], columns that most ranks posted and of which nothing is on its way any more.
         """
+        self.widen(len(joined))
         known = np.full(self.cells.shape[1], NEVER, np.int64)
-        known[: min(len(joined), len(known))] = joined[: len(known)]
+        known[: len(joined)] = joined
         marked = False
-        for column in np.flatnonzero((steps <= settled) & (self.cells.min(axis=1, initial=9) == 0)).tolist():
-            cells = self.cells[column]
-            here = known <= steps[column]
-            lacking = here & (cells == 0)
-            if lacking.any() and 2 * int((here & (cells > 0) & (cells != MISSING)).sum()) >= int(here.sum()):
-                cells[lacking] = MISSING
+        for column in np.flatnonzero(complete & (self.cells.min(axis=1) == 0)).tolist():
+            lacking = (known <= steps[column]) & (self.cells[column] == 0)
+            if lacking.any():
+                self.cells[column][lacking] = MISSING
                 marked = True
         return marked
 

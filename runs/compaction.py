@@ -31,7 +31,7 @@ KIND = "grid"
 DELAY_S = 2.0  # what arrives within it is taken in together: a block is rewritten once for all of it
 SETTLE_S = 15.0  # for so long a cell that others posted may still be on its way; then it is missing
 BATCH = 1_000  # waiting rows of one transaction
-OPEN_BLOCKS = 16  # blocks in memory at once, 4 MiB each at 16,384 ranks
+OPEN_BLOCKS = 64  # blocks in memory at once, 1 MiB each
 MAX_SPREAD = 4_096  # blocks that one frame may touch: a million steps
 
 _FRAMES = """
@@ -236,11 +236,22 @@ class _Taker:
             self._mark(int(self.seen.first[moved].min()), last)
 
     def _mark(self, first: int, last: int) -> None:
-        for count, (number, band) in enumerate(self.store.between(first // COLUMNS, last // COLUMNS), 1):
-            self._write(number, band, None)
-            if count % OPEN_BLOCKS == 0:
-                self.store.flush()
-        self.store.flush()
+        numbers = {number for number, _ in self.store.between(first // COLUMNS, last // COLUMNS)}
+        for number in sorted(numbers):
+            self._mark_block(number)
+            self.store.flush()
+
+    def _mark_block(self, number: int) -> None:
+        """Mark what is missing in all bands of a block: of a step that most ranks of the attempt posted."""
+        steps = np.arange(number * COLUMNS, (number + 1) * COLUMNS)
+        first = self.seen.first
+        bands = {band: self.store.get(0, number, band) for band in range(-(-len(first) // BAND))}
+        posted = np.sum([block.posted() for block in bands.values()], axis=0)
+        joined = np.searchsorted(np.sort(first), steps, side="right")
+        complete = (steps <= self.grid.settled) & (posted > 0) & (2 * posted >= joined)
+        for band, block in bands.items():
+            if block.mark_missing(steps, first[band * BAND : (band + 1) * BAND], complete):
+                self.store.changed(number, band)
 
     def _note(self, steps: NDArray[np.int64], lanes: NDArray[np.int64], codes: NDArray[np.uint8]) -> None:
         said = codes > 0
@@ -265,21 +276,13 @@ class _Taker:
 
     def _flush(self) -> None:
         for (number, band), posted in sorted(self.posted.items()):
-            self._write(number, band, posted)
+            self.store.get(0, number, band).merge(posted)
+            self.store.changed(number, band)
+        for number in sorted({number for number, _ in self.posted}):
+            if number * COLUMNS <= self.grid.settled:
+                self._mark_block(number)
         self.posted.clear()
         self.store.flush()
-
-    def _write(self, number: int, band: int, posted: Block | None) -> None:
-        block = self.store.get(0, number, band)
-        changed = posted is not None
-        if posted is not None:
-            block.merge(posted)
-        steps = np.arange(number * COLUMNS, (number + 1) * COLUMNS)
-        if steps[0] <= self.grid.settled:
-            joined = self.seen.first[band * BAND : (band + 1) * BAND]
-            changed |= block.mark_missing(steps, joined, self.grid.settled)
-        if changed:
-            self.store.changed(number, band)
 
 
 def _worst(

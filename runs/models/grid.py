@@ -34,7 +34,7 @@ class GridBlock(models.Model):
     attempt = models.PositiveIntegerField()
     level = models.SmallIntegerField()
     number = models.BigIntegerField()  # first step // (256 × 4^level)
-    band = models.SmallIntegerField()  # first rank // 16,384
+    band = models.SmallIntegerField()  # first rank // 4,096
     cells = models.BinaryField()
     by_8 = models.BinaryField()
     by_64 = models.BinaryField()

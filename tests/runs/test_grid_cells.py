@@ -222,3 +222,19 @@ def test_numbers_from_outside_size_nothing(trainer: Trainer) -> None:
             found = cellmap.cell_bins(trainer.run, 1, steps, ranks)
             assert np.argwhere(found == NONFINITE).tolist() == [[0, 5 >> steps.shift]]
     assert GridBlock.objects.count() <= 3 * 8
+
+
+def test_a_whole_band_of_ranks_can_be_missing(trainer: Trainer, monkeypatch) -> None:
+    from runs import compaction
+
+    monkeypatch.setattr(compaction, "SETTLE_S", 0.0)
+    everyone, few = np.arange(8_200), np.arange(5_000)
+    store_plane(trainer.run.pk, np.arange(3), everyone, np.full((3, 8_200), HEALTHY, np.uint8))
+    store_plane(trainer.run.pk, np.arange(3, 5), few, np.full((2, 5_000), HEALTHY, np.uint8))
+    store_plane(trainer.run.pk, np.arange(5, 7), np.arange(100), np.full((2, 100), HEALTHY, np.uint8))
+    compact(trainer.run.pk)
+    compact(trainer.run.pk)
+    cells = queries.grid_states(trainer.run, 1, 0, 6, 7, 0, 8_199, 8_200)
+    # Steps 5 and 6 were posted by a few only: they are not behind, the others are ahead of nobody.
+    assert np.unique(np.argwhere(cells == 3)[:, 1]).tolist() == [3, 4]
+    assert (cells[5_000:, 3:5] == 3).all()
