@@ -149,7 +149,9 @@ class UnshardedGradients:
                 self.observer(layer, name, gradient)
             if self._norms.paused:
                 return
-            norm = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+            norm = torch.linalg.vector_norm(
+                gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)
+            )
             before = self._squares.get((layer, name))
             if before is not None:
                 norm = torch.where(torch.isfinite(before), norm, before)
@@ -161,7 +163,7 @@ class UnshardedGradients:
         """Return what the hooks of this step saw."""
         if not self._squares:
             return None
-        norms = torch.stack(list(self._squares.values())).square()
+        norms = torch.stack(list(self._squares.values())).double().square()
         layers = self._norms.index_of([layer for layer, _ in self._squares])
         self._squares = {}
         total = torch.zeros(len(self._norms.layers), dtype=torch.float64, device=norms.device)

@@ -18,6 +18,7 @@ from andon.local_norms import (
     BIT_SKIPPED,
     BIT_WEIGHT,
     LocalNorms,
+    norms_of,
 )
 from andon.monitor_posts import (
     Place,
@@ -64,7 +65,11 @@ class StateAfter:
         ]
         moments_bad = torch.zeros((), dtype=torch.bool, device=norms.device)
         if moments:
-            moments_bad = ~torch.isfinite(torch.stack(torch._foreach_norm(moments, math.inf))).all()
+            # Second moments of large gradients may have a norm, or a sum, that overflows: a nonfinite value
+            # has neither.
+            norms = torch.stack([norm.double() for norm in norms_of(moments)])
+            sums = torch.stack([moment.sum().double() for moment in moments])
+            moments_bad = ~(torch.isfinite(norms) | torch.isfinite(sums)).all()
         return cls(step, weight, moved, size, moments_bad, moments_bad | ~torch.isfinite(weight).all())
 
     def pack(self, pack: Pack) -> None:

@@ -152,7 +152,8 @@ class Watch(Monitor):
         if agreed.hold or agreed.halt:
             self.hold(agreed.decision.reason if agreed.halt else None, undone=agreed.halt)
         self._began = time.perf_counter()
-        self._random = RandomState.take()
+        if rerun is not None:  # a tenth of a millisecond, for loops that may run a step again
+            self._random = RandomState.take()
         return agreed
 
     def _find_first(self, agreed: Agreement, rerun: Callable[[int], Tensor], count: int) -> None:

@@ -215,17 +215,20 @@ def scaler_collapse(rank, _folder):
 
 
 def state_is_bad(rank, _folder):
-    """bf16 moments that overflow in an update: known to all ranks in the next step, which halts."""
-    inner = net(torch.bfloat16)
+    """A moment that became nonfinite in the update of step 2, on rank 1: known to all ranks in step 3."""
+    inner = net()
     model = ddp(inner)
     optimizer = adamw(model)
     watched, _ = monitor(rank, model, optimizer)
+
+    def spoil(_optimizer, _args, _kwargs):
+        if rank == 1 and int(optimizer.state[inner.second.weight]["step"]) == 2:
+            optimizer.state[inner.second.weight]["exp_avg"][1, 1] = INF
+
+    optimizer.register_step_post_hook(spoil)
     rows = []
     for step in range(1, 4):
-        inner.spoil.backward_value = 1e30 if (step, rank) == (2, 1) else None
-        agreed, untouched = one_step(
-            watched, step, rank, model, optimizer, batch(rank, step, dtype=torch.bfloat16)
-        )
+        agreed, untouched = one_step(watched, step, rank, model, optimizer, batch(rank, step))
         rows.append([plain(agreed), untouched])
     return rows
 

@@ -41,7 +41,7 @@ class TestLocalTruth:
     def test_the_norms_are_those_of_a_model_without_any_wrapper(self, ranks):
         for seen in everyone(ranks, "norms are right"):
             for kind in ("ddp", "fsdp2", "hsdp"):
-                assert seen[kind] == pytest.approx(seen["expected"], rel=1e-6)
+                assert seen[kind] == pytest.approx(seen["expected"], rel=1e-5)
 
     @pytest.mark.parametrize(("kind", "view"), [("ddp", "reduced"), ("fsdp2", "shard")])
     def test_layer_rows_say_whose_weights_they_measure(self, ranks, kind, view):
@@ -115,7 +115,7 @@ class TestSkips:
             assert seen["deferred"]["last"][:2] == [5, False]
         assert len({str(seen["deferred"]) for seen in everyone(ranks, "skipped")}) == 1
 
-    def test_moments_that_overflow_halt_all_ranks_in_the_next_step(self, ranks):
+    def test_a_nonfinite_moment_halts_all_ranks_in_the_next_step(self, ranks):
         seen = everyone(ranks, "state is bad")
         assert seen == [seen[0]] * 4
         assert [row[0][2] for row in seen[0]] == [False, False, True]
