@@ -18,7 +18,7 @@ from runs import formatting as words
 from runs.models import Attempt, Event
 
 _NAMES_SHOWN = 4
-_EVENTS = 100
+_EVENTS = 400
 _BOUNDARIES = ("schedule.boundary",)
 _CALENDAR = ("node.state", "stop.requested", "preflight.report", "hardware.xid", "hardware.ecc")
 
@@ -214,7 +214,9 @@ def _between(span: _Span, *types: str) -> list[Event]:
         inside &= Q(step__lte=span.bad_step)
     rows = Event.objects.filter(within, timed | inside, run_id=span.incident.run_id)
     rows = rows.filter(type__in=types, received_at__lte=span.incident.opened_at)
-    return list(reversed(rows.order_by("-id")[:_EVENTS]))
+    # In the order of the index: sorted by id, a run's millions of events would be walked for a handful.
+    found = rows.order_by("-attempt", "-type", "-step")[:_EVENTS]
+    return sorted(found, key=lambda event: (event.occurred_at, event.pk))
 
 
 def _events(span: _Span) -> list[Line]:

@@ -71,6 +71,18 @@ def node_count(run_id: int, attempt: int) -> int | None:
     return int(row[0]) if row and row[0] else None
 
 
+def of_launch(run_id: int, attempt: int) -> tuple[int | None, dict[str, Any]]:
+    """Return `node_count` and `facts` of one attempt, in one query."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT jsonb_array_length(nodes), data - %s::text[] FROM runs_attempt"
+            " WHERE run_id = %s AND number = %s",
+            [_FLEET, run_id, attempt],
+        )
+        row = cursor.fetchone()
+    return (int(row[0]) or None, json.loads(row[1])) if row else (None, {})
+
+
 def facts(run_id: int, attempts: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Return what each launch told beside nodes and groups, by the attempt's number."""
     with connection.cursor() as cursor:

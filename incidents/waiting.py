@@ -29,7 +29,8 @@ def line(
     cost = costs.of_seconds(held_s, situation.attempt.world_size if situation.attempt else None, policy)
     a_minute = costs.of_seconds(60.0, cost.gpus, policy).money
     leaves = leaves_at(situation)
-    ends = allocation_ends_at(situation)
+    expected, told = launched.of_launch(situation.incident.run_id, situation.incident.attempt)
+    ends = allocation_ends_at(situation, told)
     ages = _ages(situation)
     oldest = max(ages, key=lambda node: ages[node], default="")
     return Waiting(
@@ -50,7 +51,7 @@ def line(
             _leaving(leaves, now),
             _allocation(ends, now),
             _obeyed(situation),
-            _data(situation, ages, oldest),
+            _data(situation, ages, oldest, expected),
             _health(situation),
         ],
         nothing_pressed=if_nothing(situation, leaves, request, permit),
@@ -82,8 +83,12 @@ def _allocation(ends: datetime | None, now: datetime) -> Piece:
     return Piece(f"allocation ends {at},", moment=ends, warn=ends - now < timedelta(minutes=30))
 
 
-def allocation_ends_at(situation: Situation) -> datetime | None:
-    """Return when the allocation of the attempt ends, as a stop request or its launch told."""
+def allocation_ends_at(situation: Situation, told: dict[str, Any]) -> datetime | None:
+    """Return when the allocation of the attempt ends, as a stop request or its launch told.
+
+    Args:
+        told: what the launch told.
+    """
     asked = (
         Event.objects.filter(
             run_id=situation.incident.run_id,
@@ -91,13 +96,12 @@ def allocation_ends_at(situation: Situation) -> datetime | None:
             type="stop.requested",
             data__has_key="allocation_ends_at",
         )
-        .order_by("-id")
-        .values_list("data", flat=True)
-        .first()
+        # In the order of the index: sorted by id, all events of the run would be walked to find none.
+        .order_by("-step")
+        .values_list("id", "data")[:20]
     )
-    known = launched.facts(situation.incident.run_id, [situation.incident.attempt])
-    told = known.get(situation.incident.attempt, {})
-    for source in (asked or {}, told, told.get("environment"), told.get("env")):
+    newest: dict[str, Any] = max(asked, default=(0, {}), key=lambda row: row[0])[1]
+    for source in (newest, told, told.get("environment"), told.get("env")):
         for name in _ENDS:
             found = _moment(source.get(name)) if isinstance(source, dict) else None
             if found is not None:
@@ -127,9 +131,7 @@ def _obeyed(situation: Situation) -> Piece:
     return Piece(text, warn=obeys["obeyed"] < obeys["of"])
 
 
-def _data(situation: Situation, ages: dict[str, float], oldest: str) -> Piece:
-    incident = situation.incident
-    expected = launched.node_count(incident.run_id, incident.attempt)
+def _data(situation: Situation, ages: dict[str, float], oldest: str, expected: int | None) -> Piece:
     if not ages:
         nodes = f" (the launch named {words.count(expected)})" if expected else ""
         return Piece(f"no node has posted under its name{nodes}")

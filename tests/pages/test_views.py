@@ -289,7 +289,7 @@ class TestLive:
     @pytest.mark.parametrize(
         ("part", "most"),
         [
-            *(("answers", 40), ("evidence", 16), ("plan", 48), ("timeline", 8), ("ledger", 8)),
+            *(("answers", 44), ("evidence", 16), ("plan", 48), ("timeline", 8), ("ledger", 8)),
             *(("changed", 26), ("neighbours", 12), ("first_hour", 60), ("similar", 12), ("notes", 12)),
         ],
     )
