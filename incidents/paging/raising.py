@@ -18,7 +18,7 @@ from incidents import duties, roles
 from incidents.models import Incident, ResumeRequest
 from incidents.paging import asking, escalating, texts
 from incidents.paging.ladder import paging
-from incidents.paging.models import Page
+from incidents.paging.models import Delivery, Page
 from incidents.refused import Refused
 from runs import formatting as words
 from runs.models import Person, Project, RunProgress, Work
@@ -328,16 +328,12 @@ def acknowledge(*, page: Page, person: Person) -> None:
 
 
 def sweep() -> int:
-    """Page for runs nobody watches, and look after pages whose work was lost; returns how many were asked.
+    """Page for runs nobody watches, and look after what has no work; returns how many were asked.
 
-    Safe to run twice.
+    Safe to run twice. Work is never lost with a broker; this is for rows that came from a backup without it.
     """
     asked = _not_watched()
-    waiting = set(
-        Work.objects.filter(kind=asking.KIND, state__in=[Work.State.DUE, Work.State.CLAIMED]).values_list(
-            "key", flat=True
-        )
-    )
+    waiting = _worked_on(asking.KIND)
     for pk in Incident.objects.filter(state__in=Incident.UNRESOLVED, pages=None).values_list("pk", flat=True):
         if f"incident-{pk}" not in waiting:
             asking.ask(pk)
@@ -348,7 +344,16 @@ def sweep() -> int:
         if not worked and escalating.is_unfinished(page, now):
             asking.ask_page(page.key)
             asked += 1
+    due = set(Delivery.objects.filter(state=Delivery.State.DUE).values_list("pk", flat=True))
+    for pk in due - {int(key) for key in _worked_on(escalating.DELIVER)} if due else ():
+        escalating.ask_delivery(pk)
+        asked += 1
     return asked
+
+
+def _worked_on(kind: str) -> set[str]:
+    rows = Work.objects.filter(kind=kind, state__in=[Work.State.DUE, Work.State.CLAIMED])
+    return set(rows.values_list("key", flat=True))
 
 
 def _not_watched() -> int:

@@ -88,7 +88,7 @@ def aged(incident: Incident, minutes: float) -> None:
 
     from django.db.models import F
 
-    from incidents.paging.models import Delivery, Page
+    from incidents.paging.models import Page
     from runs.models import Work
 
     by = timedelta(minutes=minutes)
@@ -96,7 +96,6 @@ def aged(incident: Incident, minutes: float) -> None:
     Page.objects.filter(incident=incident).update(
         raised_at=F("raised_at") - by, escalating_since=F("escalating_since") - by
     )
-    Delivery.objects.filter(page__incident=incident).update(created_at=F("created_at") - by)
     Work.objects.update(not_before=F("not_before") - by)
 
 
