@@ -18,10 +18,12 @@ if _server is not None and _server.pid is not None and os.environ.get("DIE_WITH_
 
 application = get_wsgi_application()
 
-from incidents.paging import deadman  # noqa: E402 - its models need the apps that line above loaded
+# Their models need the apps that the line above loaded.
+from config import health  # noqa: E402
+from incidents.paging import deadman  # noqa: E402
 
 # The page that needs no worker is watched for from here (docs/paging.md).
-deadman.watch()
+deadman.watch(health.why_not_database)
 
 # What start-up made lives as long as the process: a collection that walks all of it again would make one
 # post in a few thousand wait for tens of milliseconds.

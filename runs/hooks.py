@@ -86,6 +86,7 @@ def receive(request: HttpRequest, source: str, in_path: str = "") -> Taken:
     """
     body = read_body(request, CAP_BYTES)
     token = _authorised(request, source, in_path)
+    # Runs count upwards from 1 and tokens downwards: one limiter serves both.
     wait_s = buckets().take(-token.pk, large=len(body) > SMALL_BYTES, per_s=PER_S, burst=BURST)
     if wait_s:
         raise Problem(

@@ -10,7 +10,6 @@ router = Router(tags=["hooks"])
 
 _ERRORS = dict.fromkeys([400, 401, 403, 404, 413, 422, 429], ProblemDocument)
 _BODY = {
-    "security": [{"HookBearer": []}, {"HookBasic": []}],
     "requestBody": {
         "required": True,
         "content": {"application/json": {"schema": {"type": ["object", "array"]}}},

@@ -6,15 +6,17 @@ sends straight from the operator's file. `manage.py deadman` is the same look fo
 """
 
 import fcntl
+import json
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO
 
 from django.conf import settings
-from django.db import DatabaseError, connections
+from django.db import Error, connections
 from django.utils import timezone
 
 from incidents.paging import asking, channels, escalating, on_call, raising
@@ -27,6 +29,8 @@ from runs.models import Work
 log = logging.getLogger(__name__)
 
 SWEEP = "sweep"
+OUTAGE = "database-silent.json"
+SILENT = "the database does not answer"
 LOOK_EVERY_S = 5.0
 TITLE = "Andon's own sweep is missed"
 _MOST_AT_ONCE = 200
@@ -53,7 +57,7 @@ def look(since: datetime) -> str:
     """Look once: page when the sweep is missed, and do what paging is due; returns what is wrong, or "".
 
     Raises:
-        DatabaseError: the database does not answer.
+        django.db.Error: the database does not answer.
     """
     now = timezone.now()
     silent = missed_for(now, since)
@@ -96,11 +100,38 @@ def do_paging_work() -> int:
 
 @dataclass
 class Outage:
-    """The database does not answer: since when, and what was sent of it."""
+    """The database does not answer: since when, and what was sent of it.
+
+    Kept in a file of this machine, so that a process that starts anew, or a command of cron, goes on with it:
+    the same outage keeps its keys.
+    """
 
     since: datetime
+    file: Path | None = None
     sent: set[tuple[int, str]] = field(default_factory=set)
     retry_at: dict[str, datetime] = field(default_factory=dict)
+
+    @classmethod
+    def known(cls, file: Path) -> "Outage | None":
+        """Return the outage that a file tells of, None when there is none."""
+        try:
+            told = json.loads(file.read_text("utf-8"))
+            sent = {(int(turn), str(name)) for turn, name in told["sent"]}
+            return cls(datetime.fromisoformat(told["since"]), file, sent)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.error("dead-man's look: %s cannot be read: %s", file.name, error)
+            return None
+
+    def keep(self) -> None:
+        """Write the file, whole or not at all."""
+        if self.file is None:
+            return
+        told = {"since": self.since.isoformat(), "sent": sorted(self.sent)}
+        new = self.file.with_suffix(".new")
+        new.write_text(json.dumps(told), "utf-8")
+        new.replace(self.file)
 
     def tell(self, now: datetime) -> None:
         """Send what is due of the file's ladder, straight to its channels."""
@@ -121,11 +152,14 @@ class Outage:
             for name in turn.channels:
                 if (turn.number, name) not in self.sent and self.retry_at.get(name, now) <= now:
                     self._send(turn.number, name, Delivery.What.RAISED, now)
+        self.keep()
 
     def over(self, now: datetime) -> None:
         """Tell every channel that was told that the database answers again."""
         for name in dict.fromkeys(name for _, name in sorted(self.sent)):
             self._send(0, name, Delivery.What.RESOLVED, now)
+        if self.file is not None:
+            self.file.unlink(missing_ok=True)
 
     def _send(self, turn: int, name: str, what: str, now: datetime) -> None:
         channel = paging().channels.get(name)
@@ -155,21 +189,56 @@ class Outage:
             log.error("dead-man's page over %s: %s", name, error)
             self.retry_at[name] = now + timedelta(seconds=30)
         else:
-            self.sent.add((turn, name))
+            if not is_over:
+                self.sent.add((turn, name))
 
 
 # --- the watcher
 
 
-class Watcher(threading.Thread):
-    """Looks every few seconds while this process is the one of its machine that does."""
+def directory() -> Path:
+    """Return where this machine keeps the lock and an outage; made on first use."""
+    path = Path(settings.DATA_DIR) / "run"
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path
 
-    def __init__(self, directory: Path) -> None:
+
+def look_and_tell(since: datetime, silent: str | None = None) -> str:
+    """Look once, whether the database answers or not; returns what is wrong, "" when nothing is.
+
+    Args:
+        since: as `look`.
+        silent: why the database does not answer, where the caller knows already.
+    """
+    now, file = datetime.now(UTC), directory() / OUTAGE
+    outage = Outage.known(file)
+    try:
+        wrong = "" if silent else look(since)
+    except Error as error:
+        silent, wrong = str(error), ""
+    if silent:
+        outage = outage or Outage(now, file)
+        outage.keep()
+        outage.tell(now)
+        return f"{SILENT}: {silent}"
+    if outage is not None:
+        outage.over(now)
+    return wrong
+
+
+class Watcher(threading.Thread):
+    """Looks every few seconds while this process is the one of its machine that does.
+
+    Args:
+        why_silent: asks the database on a connection of its own, with a deadline, and returns why it does not
+            answer: one that hangs must not hang who would page for it.
+    """
+
+    def __init__(self, why_silent: Callable[[], str | None]) -> None:
         super().__init__(name="deadman", daemon=True)
-        self._path = directory / "deadman.lock"
+        self._why_silent = why_silent
         self._lock: IO[str] | None = None
         self._since = timezone.now()
-        self._outage: Outage | None = None
         self.ended = threading.Event()
 
     def run(self) -> None:
@@ -185,26 +254,17 @@ class Watcher(threading.Thread):
                 connections.close_all()
 
     def look_once(self) -> None:
-        """Look, and know an outage of the database from a missed sweep."""
-        now = datetime.now(UTC)
-        try:
-            wrong = look(self._since)
-        except DatabaseError as error:
-            self._outage = self._outage or Outage(now)
-            log.error("dead-man's look: the database does not answer: %s", error)
-            self._outage.tell(now)
-            return
-        if self._outage is not None:
-            self._outage.over(now)
-            self._outage = None
-            self._since = now  # workers need a moment as well
+        """Look, and say in the log what is wrong."""
+        wrong = look_and_tell(self._since, self._why_silent())
         if wrong:
             log.error("dead-man's look: %s", wrong)
+        if wrong.startswith(SILENT):
+            self._since = timezone.now()  # once it answers, workers need a moment as well
 
     def _is_mine(self) -> bool:
         if self._lock is not None:
             return True
-        file = self._path.open("a")
+        file = (directory() / "deadman.lock").open("a")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -214,10 +274,8 @@ class Watcher(threading.Thread):
         return True
 
 
-def watch() -> Watcher:
+def watch(why_silent: Callable[[], str | None]) -> Watcher:
     """Start the watcher of this process; it does nothing while another process of the machine does it."""
-    directory = Path(settings.DATA_DIR) / "run"
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    watcher = Watcher(directory)
+    watcher = Watcher(why_silent)
     watcher.start()
     return watcher

@@ -95,6 +95,18 @@ class TestWithoutADatabase:
         assert titles(hook)[-1] == "Over: Andon's database does not answer"
         assert spare.got == []
 
+    def test_it_is_one_outage_for_whoever_looks_next(self, file, hook, settings, tmp_path):
+        """A process that starts anew, a command of cron: the same keys, nothing twice."""
+        settings.DATA_DIR = tmp_path
+        file.write(AT_ONCE)
+        for minute in range(6):
+            known = deadman.Outage.known(deadman.directory() / deadman.OUTAGE)
+            if known is not None:
+                known.since -= timedelta(minutes=1)
+                known.keep()
+            assert deadman.look_and_tell(long_ago(), "it hangs") == f"{deadman.SILENT}: it hangs"
+            assert len(hook.got) == (1 if minute >= 2 else 0)
+
     def test_a_short_outage_wakes_nobody(self, file, phone):
         self.outage(1).tell(datetime.now(UTC))
         assert phone.got == []
@@ -108,6 +120,18 @@ class TestWithoutADatabase:
         outage.tell(datetime.now(UTC) + timedelta(seconds=62))
         assert len(hook.got) == 2
         assert len({got.headers["webhook-id"] for got in hook.got}) == 1
+
+
+@pytest.mark.django_db
+def test_once_it_answers_again_those_who_were_told_are_told(file, hook, settings, tmp_path):
+    settings.DATA_DIR = tmp_path
+    file.write(AT_ONCE)
+    deadman.Outage(datetime.now(UTC) - timedelta(minutes=3), deadman.directory() / deadman.OUTAGE).keep()
+    deadman.look_and_tell(long_ago(), "it hangs")
+    deadman.beat()
+    assert deadman.look_and_tell(long_ago()) == ""
+    assert deadman.look_and_tell(long_ago()) == ""
+    assert titles(hook) == ["Andon's database does not answer", "Over: Andon's database does not answer"]
 
 
 @pytest.mark.django_db(transaction=True)
