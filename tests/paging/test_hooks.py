@@ -7,6 +7,8 @@ import logging
 from typing import Any
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
 from django.test import Client
 from django.utils import timezone
 from hypothesis import given
@@ -280,6 +282,22 @@ class TestPosting:
         assert codes[0] == 202
         assert codes[-1] == 429
         assert int(post(token[1])["Retry-After"]) > 0
+
+
+@pytest.mark.django_db
+def test_the_command_makes_lists_and_revokes(project, capsys):
+    call_command("hook_token", "prometheus", source="alertmanager")
+    secret = capsys.readouterr().out.strip()
+    assert post(secret).status_code == 202
+    row = HookToken.objects.get()
+    call_command("hook_token", list=True)
+    said = capsys.readouterr().out
+    assert said.startswith(f"{row.pk} alertmanager prometheus: last used 2")
+    assert secret not in said
+    call_command("hook_token", revoke=row.pk)
+    assert post(secret).status_code == 401
+    with pytest.raises(CommandError, match="no live token"):
+        call_command("hook_token", revoke=row.pk)
 
 
 def test_a_token_in_an_address_is_in_no_log_line(caplog):

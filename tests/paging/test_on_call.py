@@ -5,6 +5,8 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core.management import call_command
+from django.core.management.base import CommandError
 from django.test import Client
 from django.utils import timezone
 
@@ -264,3 +266,35 @@ class TestThePage:
         words = text(as_member("mira").get("/system"))
         assert "ANDON_PAGING_FILE is not set: nobody is paged" in words
         assert "On call: nobody" in words
+
+
+@pytest.mark.django_db
+class TestTheCommand:
+    def test_it_prints_the_ladder_without_addresses_and_proves_the_way(self, team, file, hook, phone, capsys):
+        call_command("paging")
+        said = capsys.readouterr().out
+        assert "default: on call mira" in said
+        assert "  after 5 min: ops" in said
+        assert "127.0.0.1" not in said
+        call_command("paging", "ops", "mira-phone", test=True)
+        assert capsys.readouterr().out.endswith("ops: sent\nmira-phone: sent\n")
+        assert hook.got[0].document["data"]["title"] == "Andon: test of the paging path"
+        assert phone.got[0].document["title"] == "Andon: test of the paging path"
+
+    def test_a_channel_that_does_not_take_it_fails_the_command_and_stands_on_the_system_page(
+        self, team, file, spare, as_member
+    ):
+        spare.status = 401
+        with pytest.raises(SystemExit, match="1"):
+            call_command("paging", test=True)
+        words = text(as_member("mira").get("/system"))
+        assert "spare fails, first" in words
+        assert "answered 401" in words
+
+    def test_without_a_file_or_with_a_wrong_one_it_says_so(self, team, file, settings):
+        file.path.write_text("steps = 3")
+        with pytest.raises(CommandError, match="steps"):
+            call_command("paging")
+        settings.PAGING_FILE = ""
+        with pytest.raises(CommandError, match="ANDON_PAGING_FILE is not set"):
+            call_command("paging")
