@@ -80,7 +80,17 @@ def of_incident(incident: Incident) -> tuple[str, str]:
     document = {**firstbad.UNKNOWN, **incident.first_bad}
     cell = answers.headline(incident, document, firstbad.only_node([incident]).get(incident.pk, ""))
     says = f"Incident {incident.pk}, {words.inert(cell, 200)}."
-    return title, says if incident.holds else f"{says} The run goes on."
+    return title, f"{says} {_what_is_new(incident)}".strip()
+
+
+def _what_is_new(incident: Incident) -> str:
+    """Return why the page is raised again, for who has seen the first one."""
+    launched = incident.timeline.filter(kind="launch").order_by("-id").values_list("text", flat=True).first()
+    if launched:
+        return f"{words.inert(launched[:1].upper() + launched[1:], 200)}."
+    if incident.recurrence:
+        return "It came back in its watch window."
+    return "" if incident.holds else "The run goes on."
 
 
 def of_not_watched(progress: RunProgress) -> tuple[str, str]:

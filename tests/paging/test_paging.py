@@ -153,6 +153,8 @@ class TestAnIncident:
         do()
         assert len(phone.got) == 2
         assert world.incident().acknowledged_at is None
+        said = phone.got[1].document["message"]
+        assert "Attempt 2 was launched while the run is held, without a permit." in said
         assert len({one.key for one in Delivery.objects.filter(channel="mira-phone")}) == 2
 
     def test_what_holds_nothing_is_told_once_and_never_escalates(self, project, file, phone, hook):
