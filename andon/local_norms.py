@@ -237,8 +237,12 @@ def reading(
 
 def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return the L2 norm of each tensor, on its device."""
-    half = any(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
-    norms: list[Tensor] = torch._foreach_norm(list(tensors), 2, **({"dtype": torch.float32} if half else {}))
+    kinds = {tensor.dtype for tensor in tensors}
+    options = {}
+    if kinds & {torch.float16, torch.bfloat16}:
+        # In half precision the norm itself would lose digits or overflow.
+        options["dtype"] = torch.float64 if torch.float64 in kinds else torch.float32
+    norms: list[Tensor] = torch._foreach_norm(list(tensors), 2, **options)
     return norms
 
 

@@ -67,9 +67,9 @@ class StateAfter:
         if moments:
             # Second moments of large gradients may have a norm, or a sum, that overflows: a nonfinite value
             # has neither.
-            norms = torch.stack([norm.double() for norm in norms_of(moments)])
+            lengths = torch.stack([norm.double() for norm in norms_of(moments)])
             sums = torch.stack([moment.sum().double() for moment in moments])
-            moments_bad = ~(torch.isfinite(norms) | torch.isfinite(sums)).all()
+            moments_bad = ~(torch.isfinite(lengths) | torch.isfinite(sums)).all()
         return cls(step, weight, moved, size, moments_bad, moments_bad | ~torch.isfinite(weight).all())
 
     def pack(self, pack: Pack) -> None:
