@@ -205,9 +205,10 @@ def _cell(page, step, row):
     return x, box["y"] + (row - rows[0] + 0.5) / (rows[1] - rows[0] + 1) * box["height"]
 
 
-def test_hover_names_the_rank_whatever_stands_in_its_row(open_page, incident):
+def test_a_box_zooms_the_overview_pans_and_hover_names_the_rank_in_any_order(open_page, incident):
     page = open_page("bob", f"/incidents/{incident.id}")
     drawn(page)
+    _zoom_and_pan(page, incident)
     page.click("text=First failure on top")
     until(page, f"{META}.order.sort === 'failure'")
     # node-01 failed first, so its ranks 8 to 15 stand above those of node-00.
@@ -231,9 +232,7 @@ def test_hover_names_the_rank_whatever_stands_in_its_row(open_page, incident):
     assert "rows=rank" in page.url
 
 
-def test_a_dragged_box_zooms_and_the_overview_pans(open_page, incident):
-    page = open_page("bob", f"/incidents/{incident.id}")
-    drawn(page)
+def _zoom_and_pan(page, incident):
     before = page.evaluate(f"{META}.steps")
     (x0, y0), (x1, y1) = _cell(page, incident.step - 60, 4), _cell(page, incident.step - 20, 11)
     page.mouse.move(x0, y0)
@@ -255,9 +254,10 @@ def test_a_dragged_box_zooms_and_the_overview_pans(open_page, incident):
     until(page, f"{META}.steps[0] === {before[0]} && {META}.ranks[0] === 0")
 
 
-def test_a_tile_that_does_not_come_is_hatched_and_the_list_still_works(open_page, incident):
-    page = open_page("bob", f"/incidents/{incident.id}")
+def test_the_right_edge_follows_and_a_tile_that_does_not_come_is_hatched(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}?steps=140-160")
     drawn(page)
+    _follows(page, incident)
     page.route("**/grid.png**", lambda route: route.abort())
     page.focus(".cells")
     page.keyboard.press("-")
@@ -269,9 +269,7 @@ def test_a_tile_that_does_not_come_is_hatched_and_the_list_still_works(open_page
     page.wait_for_selector(".problem", state="detached")
 
 
-def test_the_right_edge_follows_without_reloading(open_page, incident):
-    page = open_page("bob", f"/incidents/{incident.id}?steps=140-160")
-    drawn(page)
+def _follows(page, incident):
     page.evaluate("window.same = true")
     name = "document.querySelector('.plot').data.find(t => t.type === 'image').meta.tile"
     before = page.evaluate(name)

@@ -113,7 +113,7 @@ def test_one_bad_cell_among_a_billion_is_in_every_zoom(trainer: Trainer) -> None
     bad_step, bad_rank = 40_960 + 77, 12_345
     rng = np.random.default_rng(5)
     order = rng.permutation(16_384).astype(np.int32)
-    for zoom in range(17):
+    for zoom in range(0, 17, 2):
         first = max(0, bad_step - (1 << zoom) // 3)
         steps = Bins.over(first, first + (1 << zoom) - 1, 856)
         ranks_ = Bins.over(0, 16_383, 320)
