@@ -57,12 +57,13 @@ def without_ours(item: Item, seen: dict[str, Any]) -> dict[str, Any]:
     others = Item.objects.filter(holds__uri=seen["uri"]).exclude(pk=item.pk).distinct()
     for other in others if seen["held"] or seen["unknown"] else ():
         noted = note_of(other, seen["uri"])
-        if noted is None or other.protected_by.get("let_go"):
+        holds = noted is not None or other.protected_by.get("how") == "legal_hold"
+        if not holds or other.protected_by.get("let_go"):
             continue
         # Nothing is in its file table yet when it is only about to hold: then it may hold any of them.
         named = {(str(entry["path"]), str(entry.get("version_id", ""))) for entry in other.files}
         now = {(path, version) for path, version in seen["held"] + seen["unknown"]}
-        ours |= (now & named if named else now) - foreign(noted)
+        ours |= (now & named if named else now) - foreign(noted or {})
     return seen | {
         kind: [one for one in seen[kind] if tuple(one) not in ours] for kind in ("held", "unknown")
     }
