@@ -3,9 +3,9 @@
 import re
 
 from django.contrib.auth.decorators import login_required
-from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, JsonResponse
 from django.shortcuts import render
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from andon.images import MOST_BYTES
 from evidence import attachments
@@ -23,10 +23,15 @@ _YEAR_S = 365 * 86_400
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def note(request: HttpRequest, incident_id: int) -> HttpResponse:
-    """Add a note, or a new text of one's own; attached images go into the dossier first."""
+    """Add a note, or a new text of one's own; attached images go into the dossier first.
+
+    `GET ?change=ID` is the form for a new text: what a note holds as typed stands on no other page.
+    """
+    if request.method != "POST":
+        return _form(request, incident_id) if "change" in request.GET else HttpResponseNotAllowed(["POST"])
 
     def add(incident: Incident, person: Person) -> None:
         text = request.POST.get("text", "")
@@ -41,6 +46,15 @@ def note(request: HttpRequest, incident_id: int) -> HttpResponse:
         )
 
     return act(request, incident_id, add, anchor="notes")
+
+
+def _form(request: HttpRequest, incident_id: int) -> HttpResponse:
+    incident = incident_or_404(request, incident_id)
+    mine = [one for one in notes.of_incident(incident) if one.person_id == person_of(request).pk]
+    for one in mine:
+        if one.key == request.GET.get("change"):
+            return render(request, "incidents/change_note.html", {"i": incident, "note": one})
+    raise Http404("You have no such note here.")
 
 
 def _replaced(incident: Incident, text: str) -> Note | None:

@@ -120,6 +120,15 @@ class TestHistory:
         with pytest.raises(Refused, match="You changed this note meanwhile"):
             actions.add_note(incident=world.incident(), person=team.mira, text="three", replaces=first)
 
+    def test_its_text_as_typed_stands_only_in_the_form_of_who_wrote_it(self, world, team):
+        note = actions.add_note(incident=world.incident(), person=team.mira, text="one \u202e <b>two</b>")
+        form = address(world, f"/notes?change={note.pk}")
+        assert "\u202e &lt;b&gt;two" in signed_in(team.mira).get(form).content.decode()
+        assert "\u202e" not in signed_in(team.mira).get(address(world)).content.decode()
+        assert signed_in(team.tomas).get(form).status_code == 404
+        assert signed_in(team.mira).get(address(world, "/notes?change=x")).status_code == 404
+        assert signed_in(team.mira).get(address(world, "/notes")).status_code == 405
+
     @pytest.mark.parametrize("number", ["x", "-1", "99999999", "9" * 30])
     def test_a_note_that_is_none_is_refused(self, world, team, number):
         answer = signed_in(team.mira).post(address(world, "/notes"), {"text": "x", "replaces": number})

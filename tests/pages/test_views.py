@@ -543,7 +543,7 @@ HOSTILE = '<script>alert(1)</script>\u202e"><img src=x onerror=alert(2)>' + "A" 
 def test_hostile_names_are_inert(as_bob, bob, incident):
     run = Run.objects.get(slug="gpt-16")
     run.attempts.update(nodes=[{"node": HOSTILE, "ranks": list(range(16))}], permit_id=HOSTILE[:64])
-    Note.objects.create(incident=incident.row, person=bob, at=incident.row.opened_at, text=HOSTILE)
+    Note.objects.create(incident=incident.row, person=bob, at=incident.row.opened_at, text=HOSTILE[:4_000])
     document = {**Incident.objects.get(pk=incident.id).first_bad, "layer": HOSTILE}
     Incident.objects.filter(pk=incident.id).update(
         first_bad=document, title=HOSTILE[:200], family_why=HOSTILE
