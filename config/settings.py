@@ -335,7 +335,7 @@ STATICFILES_DIRS: list[Path | tuple[str, Path]] = [
 ]
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
-    "staticfiles": {"BACKEND": "whitenoise.storage.CompressedManifestStaticFilesStorage"},
+    "staticfiles": {"BACKEND": "config.static_files.Storage"},
 }
 
 # --- security; what follows from the scheme of the public address

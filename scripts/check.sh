@@ -52,9 +52,9 @@ step deployment deployment
 if [ -z "$static_only" ]; then
     scripts/packages.sh || failed="$failed packages,"
     unset ANDON_DATA_DIR
-    # Two workers: on two cores the tests wait for servers about half of their time. Each has its own database;
+    # Three workers: on two cores the tests wait for servers about half of their time. Each has its own database;
     # PostgreSQL, Valkey and radosgw are shared. Tests of one xdist_group stay together.
-    $bin/python -m pytest -n 2 --dist loadgroup "$@" || failed="$failed tests,"
+    $bin/python -m pytest -n 3 --dist loadgroup "$@" || failed="$failed tests,"
 fi
 if [ -n "$failed" ]; then
     printf 'make test: failed:%s\n' "${failed%,}" >&2
