@@ -31,7 +31,7 @@ def take(*, incident: Incident, person: Person, family: str) -> None:
     """
     about = _family(family)
     with transaction.atomic():
-        fresh = _locked(incident, person, "take a family")
+        fresh = roles.locked_for(incident, person, "take a family")
         owner = board.owners(fresh).get(about)
         if owner is not None and owner.pk == person.pk:
             raise Refused("yours-already", f"You have {about} already.")
@@ -47,7 +47,7 @@ def release(*, incident: Incident, person: Person, family: str) -> None:
     """
     about = _family(family)
     with transaction.atomic():
-        fresh = _locked(incident, person, "give a family back")
+        fresh = roles.locked_for(incident, person, "give a family back")
         owner = board.owners(fresh).get(about)
         if owner is None or owner.pk != person.pk:
             who = f"{owner.username} has it" if owner else "nobody has it"
@@ -77,7 +77,7 @@ def start(
     about = _family(family)
     known = _known(about, key, name, condition)
     with transaction.atomic():
-        fresh = _locked(incident, person, "start a probe")
+        fresh = roles.locked_for(incident, person, "start a probe")
         running = fresh.probes.filter(state=Probe.State.RUNNING).select_related("owner").first()
         if running is not None and running.number != instead_of:
             raise Refused(
@@ -110,7 +110,7 @@ def stop(*, incident: Incident, person: Person, number: int, why: str = "") -> N
         Refused: not-allowed, no-probe, not-running.
     """
     with transaction.atomic():
-        fresh = _locked(incident, person, "stop a probe")
+        fresh = roles.locked_for(incident, person, "stop a probe")
         _end(fresh, _running(fresh, number), person, why.strip()[:_TEXT])
 
 
@@ -121,7 +121,7 @@ def record(*, incident: Incident, person: Person, number: int, result: str, note
         Refused: not-allowed, no-probe, not-running, no-result.
     """
     with transaction.atomic():
-        fresh = _locked(incident, person, "record a result")
+        fresh = roles.locked_for(incident, person, "record a result")
         probe = _running(fresh, number)
         known = board.known(probe)
         said = known.result(result)
@@ -156,7 +156,7 @@ def close_cause(
     if not why.strip():
         raise Refused("nothing-said", "Say in your own words what the cause is, or what was looked at.")
     with transaction.atomic():
-        fresh = _locked(incident, person, "close the cause")
+        fresh = roles.locked_for(incident, person, "close the cause")
         carried = sorted(set(ids)) if named else []
         if named:
             shown = board.of(fresh)
@@ -171,15 +171,6 @@ def close_cause(
         data = {"certainty": certainty, "ids": carried}
         text = f"{words}. {why.strip()[:_TEXT]}"
         _change(fresh, person, K.CAUSE, text, family=about, data=data, own=why.strip()[:_TEXT])
-
-
-def _locked(incident: Incident, person: Person, to_do: str) -> Incident:
-    roles.need_responder(person, incident.run.project, to_do)
-    return (
-        Incident.objects.select_for_update(no_key=True, of=("self",))
-        .select_related("run", "run__project", "dossier")
-        .get(pk=incident.pk)
-    )
 
 
 def _family(name: str) -> str:

@@ -24,6 +24,20 @@ def need_responder(person: Person, project: Project, to_do: str) -> None:
         )
 
 
+def locked_for(incident: Incident, person: Person, to_do: str) -> Incident:
+    """Lock an incident until the transaction ends, for what any responder may do, and return it fresh.
+
+    Raises:
+        Refused: not-allowed.
+    """
+    need_responder(person, incident.run.project, to_do)
+    return (
+        Incident.objects.select_for_update(no_key=True, of=("self",))
+        .select_related("run", "run__project", "dossier")
+        .get(pk=incident.pk)
+    )
+
+
 def need_approver(person: Person, project: Project, to_do: str) -> None:
     """Let an approver through.
 

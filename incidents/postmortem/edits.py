@@ -98,7 +98,7 @@ def review(*, incident: Incident, person: Person, digest: str) -> PostmortemEdit
         Refused: not-allowed, not-final, changed-since, own-text.
     """
     with transaction.atomic():
-        fresh = _locked(incident, person, "review a postmortem")
+        fresh = roles.locked_for(incident, person, "review a postmortem")
         version = final(fresh)
         if version is None:
             raise Refused("not-final", "A draft changes by itself: review it once it is final.")
@@ -128,7 +128,7 @@ def finalise(
         Refused: not-allowed, final, not-ready, changed-since.
     """
     with transaction.atomic():
-        fresh = _locked(incident, person, "make a postmortem final")
+        fresh = roles.locked_for(incident, person, "make a postmortem final")
         _need_draft(fresh)
         if lacks:
             raise Refused("not-ready", f"It cannot be final yet: {'; '.join(lacks)}.")
@@ -155,7 +155,7 @@ def reopen(*, incident: Incident, person: Person, why: str) -> PostmortemVersion
     if not why.strip():
         raise Refused("reason-needed", "Say why: others have read the version that was final.")
     with transaction.atomic():
-        fresh = _locked(incident, person, "open a postmortem again")
+        fresh = roles.locked_for(incident, person, "open a postmortem again")
         if final(fresh) is None:
             raise Refused("not-final", "It is a draft already.")
         version = PostmortemVersion.objects.create(
@@ -171,7 +171,7 @@ def reopen(*, incident: Incident, person: Person, why: str) -> PostmortemVersion
 
 def _write(incident: Incident, person: Person, part: str, base: int | None, **fields: Any) -> PostmortemEdit:
     with transaction.atomic():
-        fresh = _locked(incident, person, "edit a postmortem")
+        fresh = roles.locked_for(incident, person, "edit a postmortem")
         _need_draft(fresh)
         newest = current(fresh).get(part)
         if (newest.pk if newest else None) != base:
@@ -201,15 +201,6 @@ def _check_action(number: int, told: dict[str, str]) -> None:
             raise Refused(
                 "bad-action", f"Action {number}: due must be a date, 2026-11-30.", status=422
             ) from None
-
-
-def _locked(incident: Incident, person: Person, to_do: str) -> Incident:
-    roles.need_responder(person, incident.run.project, to_do)
-    return (
-        Incident.objects.select_for_update(no_key=True, of=("self",))
-        .select_related("run", "run__project", "dossier")
-        .get(pk=incident.pk)
-    )
 
 
 def _need_draft(incident: Incident) -> None:
