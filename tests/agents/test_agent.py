@@ -232,8 +232,8 @@ def test_raw_samples_on_a_node_leave_it_encrypted_and_a_vault_officer_reads_them
         node.kill()
     node.agent()
     work_until(lambda: states(dossier)["raw_samples"] == "sealed")
-    kept = {one.path: one for one in StoredObject.objects.all()}
-    assert sorted(kept) == ["00000-batch-1000.jsonl.encrypted", "00001-batch-1001.jsonl.encrypted"]
+    kept = {one.path: one for one in StoredObject.objects.order_by("path")}
+    assert list(kept) == ["00000-batch-1000.jsonl.encrypted", "00001-batch-1001.jsonl.encrypted"]
     # Not a plain byte anywhere but where the trainer wrote it.
     work_until(lambda: not list((node.state / "copies").iterdir()))
     for place in (vault_dir, node.state):

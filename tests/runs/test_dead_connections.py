@@ -30,8 +30,9 @@ def backend_pid(database: DatabaseWrapper) -> int:
 
 
 def end_all_others(by: psycopg.Connection[Any]) -> None:
+    """End them and wait until they are gone: a signal sent is not yet a socket closed."""
     by.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"
         " WHERE datname = current_database() AND usename = current_user AND pid <> pg_backend_pid()"
     )
 
