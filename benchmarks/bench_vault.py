@@ -65,8 +65,8 @@ class Throughput:
 
     def _probe(self) -> None:
         """Probe the bucket as a server does when it starts: uploads go by what was seen."""
-        from evidence.vault_probe import probe_and_record
-        from evidence.vault_s3 import S3Vault
+        from evidence.stores.probe import probe_and_record
+        from evidence.stores.s3 import S3Vault
 
         probe_and_record(S3Vault(self.store.vault_url("bench-andon")))
 
@@ -172,7 +172,7 @@ def checkpoint_of(client: Any, bucket: str, prefix: str, count: int) -> list[dic
 
 def measure_holds(store: Store) -> dict[str, Any]:
     """Return how fast 1,024 versions are held, and how fast a bare thread loop holds them."""
-    from evidence.holding_s3 import THREADS, hold_versions
+    from evidence.holding.s3 import THREADS, hold_versions
 
     client = store.client(THREADS)
     client.create_bucket(Bucket="bench-holds", ObjectLockEnabledForBucket=True)

@@ -54,9 +54,9 @@ def upload(directory: str) -> dict[str, Any]:
 def copy(bucket: str, prefix: str) -> dict[str, Any]:
     """Have the store copy every object below a prefix, then read all of it back and compare."""
     from evidence import sources
+    from evidence.stores.s3 import S3Vault
+    from evidence.stores.s3_parts import Job
     from evidence.vault import key_for, vault
-    from evidence.vault_s3 import S3Vault
-    from evidence.vault_s3_parts import Job
 
     store = vault()
     assert isinstance(store, S3Vault)

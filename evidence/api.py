@@ -7,13 +7,13 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 from ninja.types import DictStrAny
 
-from evidence import agents_api
+from evidence.agents import api
 from evidence.gates import may_delete
 from runs.access import signed_run
 from runs.problems import Problem
 
 router = Router(tags=["evidence"])
-router.add_router("", agents_api.router)
+router.add_router("", api.router)
 
 MAX_BODY_BYTES = 4 << 20
 MAX_URIS = 10_000

@@ -14,10 +14,11 @@ from django.utils import timezone
 
 from andon import chain
 from andon.images import Image, identify
-from evidence import custody, seals
+from evidence import custody
 from evidence.models import Dossier, Item, StoredObject
+from evidence.proof import seals
 from evidence.refused import Refused
-from evidence.retention import first_date
+from evidence.retention.dates import first_date
 from evidence.sources import FileSource
 from evidence.vault import VaultError, key_for, vault
 from runs.access import project_member

@@ -103,7 +103,7 @@ def document(row: CustodyRow, dossier: Dossier) -> dict[str, Any]:
 
 def verify_custody(dossier: Dossier) -> list[str]:
     """Check the dossier's whole chain and its seals; return what is wrong, an empty list if nothing is."""
-    from evidence.seals import verify_seals  # the seals name chain rows, and are named by them
+    from evidence.proof.seals import verify_seals  # the seals name chain rows, and are named by them
 
     rows = [document(row, dossier) for row in CustodyRow.objects.filter(dossier=dossier).order_by("seq")]
     wrong = chain.verify_rows(rows, str(dossier.uid))

@@ -119,7 +119,7 @@ class Leftover(models.Model):
     """A stored version that no item counts on: a try that was cut or gathered anew left it.
 
     It keeps the lock it was stored with, goes with its dossier's release and deletion, and is in no
-    seal. Found by `evidence.leftovers`, which compares the store with the rows.
+    seal. Found by `evidence.proof.leftovers`, which compares the store with the rows.
     """
 
     item = models.ForeignKey(Item, models.PROTECT, related_name="leftovers")
@@ -215,8 +215,8 @@ class SampleKey(models.Model):
 
 
 class VaultRequest(models.Model):
-    """A step that needs two people: one asks, another agrees. Made by `evidence.release`,
-    `evidence.compliance` and `evidence.samples`; every turn is a custody row."""
+    """A step that needs two people: one asks, another agrees. Made by `evidence.retention.release`,
+    `evidence.retention.compliance` and `evidence.collecting.samples`; every turn is a custody row."""
 
     class Kind(models.TextChoices):
         RELEASE = "release"
@@ -335,7 +335,7 @@ class AgentTask(models.Model):
     remove a tree that it made.
 
     The worker writes what is wanted and takes the outcome into the item; the agent's posts change
-    nothing but this row. See `evidence.agents` and `evidence.node_trees`.
+    nothing but this row. See `evidence.agents.node_work` and `evidence.agents.node_trees`.
     """
 
     class Act(models.TextChoices):

@@ -10,12 +10,12 @@ from django.utils import timezone
 
 from andon.policy import Policy
 from evidence import custody
-from evidence.checkpoints import Choice, choose
+from evidence.freezing.checkpoints import Choice, choose
+from evidence.freezing.holds import hold
+from evidence.freezing.planned_items import items_of
+from evidence.freezing.settling import reopen_window_records, settle_checkpoints
 from evidence.gates import live_allows
-from evidence.holds import hold
 from evidence.models import Dossier, Item
-from evidence.planned_items import items_of
-from evidence.settling import reopen_window_records, settle_checkpoints
 from runs.models import Run
 from runs.work import enqueue
 

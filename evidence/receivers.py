@@ -4,8 +4,8 @@ from typing import Any
 
 from django.dispatch import receiver
 
-from evidence import verify_checkpoints
-from evidence.collecting import SETTLE_WORK
+from evidence.collecting.work import SETTLE_WORK
+from evidence.freezing import verify_checkpoints
 from evidence.models import Dossier, Item
 from runs.models import Checkpoint, Directive, Run
 from runs.signals import checkpoint_changed

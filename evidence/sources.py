@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from botocore.exceptions import BotoCoreError, ClientError
 from django.conf import settings
 
-from evidence import s3client
+from evidence.stores import s3_client
 from evidence.uris import UnusableUri, local_path, normalise, s3_place
 
 CHUNK_BYTES = 1 << 20
@@ -190,7 +190,7 @@ def open_uri(uri: str, *, version_id: str = "", expected_bytes: int | None = Non
 def held_version(uri: str, version_id: str, bytes_total: int) -> S3Source:
     """Return a version that was looked at and held: it is what it was, nobody needs to be asked again."""
     bucket, key = s3_place(uri)
-    return S3Source(s3client.source_client(), bucket, key, version_id, bytes_total)
+    return S3Source(s3_client.source_client(), bucket, key, version_id, bytes_total)
 
 
 def _file_source(uri: str) -> FileSource:
@@ -206,7 +206,7 @@ def _file_source(uri: str) -> FileSource:
 
 def _s3_source(uri: str, version_id: str) -> S3Source:
     bucket, key = s3_place(uri)
-    client: Any = s3client.source_client()
+    client: Any = s3_client.source_client()
     wanted = {"Bucket": bucket, "Key": key} | ({"VersionId": version_id} if version_id else {})
     try:
         head = client.head_object(**wanted)
@@ -242,7 +242,7 @@ def _s3_paths(uri: str) -> Iterator[str]:
     prefix = prefix.rstrip("/") + "/"
     try:
         for page in (
-            s3client.source_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
+            s3_client.source_client().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
         ):
             for row in page.get("Contents", []):
                 yield row["Key"].removeprefix(prefix)

@@ -4,9 +4,11 @@ from typing import Any
 
 from celery import shared_task, signals
 
-from evidence import fixity, overdue, retention, spool
+from evidence.proof import fixity
+from evidence.retention import dates, overdue
+from evidence.stores import spool
+from evidence.stores.directory import DirectoryVault
 from evidence.vault import vault
-from evidence.vault_directory import DirectoryVault
 
 
 @shared_task(name="evidence.tasks.sweep_fixity")
@@ -18,7 +20,7 @@ def sweep_fixity() -> None:
 @shared_task(name="evidence.tasks.sweep_vault")
 def sweep_vault() -> None:
     """Extend what would expire while its dossier is open, say what should be sealed by now, and tidy up."""
-    retention.renew_open()
+    dates.renew_open()
     overdue.sweep()
     spool.sweep()
     store = vault()

@@ -2,8 +2,9 @@
 
 from django.urls import path
 
-from evidence import decisions, handing_out, views
-from evidence.steps import TWO_PEOPLE
+from evidence import views
+from evidence.pages import decisions, handing_out
+from evidence.pages.steps import TWO_PEOPLE
 
 urlpatterns = [
     path("vault", views.vault, name="vault"),

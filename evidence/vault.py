@@ -156,14 +156,14 @@ class Vault(Protocol):
         ...
 
     def probe(self) -> dict[str, Any]:
-        """Try what the store enforces and return what was seen (see `evidence.vault_probe`)."""
+        """Try what the store enforces and return what was seen (see `evidence.stores.probe`)."""
         ...
 
 
 @cache
 def _vault(url: str) -> Vault:
-    from evidence.vault_directory import DirectoryVault
-    from evidence.vault_s3 import S3Vault
+    from evidence.stores.directory import DirectoryVault
+    from evidence.stores.s3 import S3Vault
 
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.path.startswith("/") and parts.netloc in {"", "localhost"}:

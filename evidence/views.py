@@ -7,10 +7,13 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
-from evidence import downloads, leftovers, listing, node_trees, overview, reading, two_people
+from evidence.agents import node_trees
 from evidence.models import CustodyRow, Dossier, Hold, Item, Seal, StoredObject, VaultRequest
+from evidence.pages import downloads, listing, overview, reading
+from evidence.pages.steps import LINKS
+from evidence.proof import leftovers
 from evidence.queries import visible_dossiers
-from evidence.steps import LINKS
+from evidence.retention import two_people
 from runs import live
 from runs.access import project_member
 from runs.keys import server_key

@@ -1,7 +1,7 @@
 """Raw, one click: the log around the first bad moment, the node's kernel log, the batch, the stack.
 
-Each answer is lines out of the dossier, read within `evidence.excerpts`' bytes and noted in its custody, or
-one sentence why they are not there.
+Each answer is lines out of the dossier, read within the bytes of `evidence.pages.excerpts` and noted in its
+custody, or one sentence why they are not there.
 """
 
 import re
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from evidence import excerpts
-from evidence.excerpts import Excerpt, Kept, NoExcerpt
+from evidence.pages import excerpts
+from evidence.pages.excerpts import Excerpt, Kept, NoExcerpt
 from incidents import batches, launched, roles
 from incidents.models import Incident
 from runs import formatting as words

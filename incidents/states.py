@@ -8,8 +8,9 @@ from typing import Any
 
 from django.utils import timezone
 
-from evidence import custody, retention
+from evidence import custody
 from evidence.models import Dossier
+from evidence.retention import dates
 from incidents.models import Incident, StateChange, TimelineEntry
 from incidents.paging import asking
 from runs.models import Person
@@ -59,7 +60,7 @@ def _close_out(incident: Incident, person: Person | None, why: str) -> None:
     who = str(person.opaque_id) if person else custody.ANDON
     said = f"incident {incident.pk} {incident.state.replace('_', ' ')}" + (f": {why}" if why else "")
     for dossier in Dossier.objects.filter(pk__in=[incident.dossier_id, *incident.earlier_dossiers]):
-        retention.close_out(dossier, why=said, who=who)
+        dates.close_out(dossier, why=said, who=who)
 
 
 def record(

@@ -12,8 +12,9 @@ from django.shortcuts import redirect, render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from evidence import fixity, lost_locks, overview
 from evidence.models import Dossier, StoredObject
+from evidence.pages import overview
+from evidence.proof import fixity, lost_locks
 from evidence.queries import visible_dossiers
 from evidence.vault import vault
 from incidents import health, queries

@@ -8,7 +8,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from evidence.listing import item_lines, ticks
+from evidence.pages.listing import item_lines, ticks
 from evidence.views import items_context
 from incidents import fragments, ledger, queries, raw, roles, triage
 from incidents.bad_cells import bad_text

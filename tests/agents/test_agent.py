@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from django.utils import timezone
 
+from evidence.collecting.samples import read_samples
 from evidence.custody import verify_custody
 from evidence.gates import resume_gate
 from evidence.models import Agent, AgentTask, Item, StoredObject
-from evidence.samples import read_samples
 from evidence.vault import vault
 from runs.models import Membership, Person, Role
 from tests.agents.beside import Node, contain, states, stopped_at, suspect, work_until

@@ -11,11 +11,11 @@ import pytest
 from django.conf import LazySettings
 from django.utils import timezone
 
-from evidence import agents
+from evidence.agents import node_work
 from evidence.custody import verify_custody
-from evidence.intake import Part, PartUrl, UploadGone, intake, key_of
 from evidence.models import AgentTask, StoredObject
 from evidence.sources import NodeSource
+from evidence.stores.intake import Part, PartUrl, UploadGone, intake, key_of
 from evidence.vault import vault
 from runs.work import enqueue
 from tests.agents.beside import Node, contain, states, work_until
@@ -66,7 +66,7 @@ def put(one: PartUrl, body: bytes, **changed: str) -> int:
 def task_of(node: Node, body: bytes) -> AgentTask:
     dossier = world.open_dossier(node.run, rules=world.policy("rank_logs"))
     item = dossier.items.get()
-    agents.ask(item, [("rank.log", NodeSource("file:///x/rank.log", "n1", masked=True), "")])
+    node_work.ask(item, [("rank.log", NodeSource("file:///x/rank.log", "n1", masked=True), "")])
     AgentTask.objects.update(
         bytes_total=len(body), sha256=hashlib.sha256(body).hexdigest(), part_bytes=8 << 20
     )

@@ -15,12 +15,12 @@ from andon.agent.places import Declined, Roots
 from andon.agent.server import Server
 from andon.agent.state import State
 from andon.policy import AgentRules, EvidenceRule, Policy
-from evidence import node_trees
+from evidence.agents import node_trees
 from evidence.custody import verify_custody
 from evidence.models import Agent, AgentTask, Dossier, Item
 from evidence.plan import reconsider
-from evidence.release import approve_release, request_release
-from evidence.retention import close_dossier
+from evidence.retention.dates import close_dossier
+from evidence.retention.release import approve_release, request_release
 from runs.locks import lock_run
 from runs.models import Checkpoint, Person
 from runs.policies import set_policy

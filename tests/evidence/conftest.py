@@ -9,8 +9,8 @@ import pytest
 from django.conf import LazySettings
 from django.utils import timezone
 
-from evidence.exporting import export_bag
 from evidence.models import Dossier
+from evidence.proof.exporting import export_bag
 from evidence.signals import vault_alarm
 from tests.evidence import world
 from tests.servers import S3

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from evidence import s3client
+from evidence.stores import s3_client
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def before(call: Callable[[str, str], object], *operations: str) -> Iterator[Non
     def handler(model: Any, params: dict[str, Any], **_: Any) -> None:
         call(model.name, params["url"])
 
-    events = s3client.source_client().meta.events
+    events = s3_client.source_client().meta.events
     for name in operations:
         events.register(f"before-call.s3.{name}", handler, unique_id=f"test-{name}")
     try:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from evidence.actions import waive
 from evidence.gates import may_delete, resume_gate
-from evidence.listing import item_lines
 from evidence.models import DeletionAllow, Hold, Item
+from evidence.pages.listing import item_lines
 from evidence.queries import evidence_counts, last_good, signed_facts
 from evidence.refused import Refused
 from evidence.uris import UnusableUri, ancestors, covers, normalise, spellings

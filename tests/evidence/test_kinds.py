@@ -9,8 +9,8 @@ from django.db import transaction
 from django.utils import timezone
 
 from andon.policy import DEFAULT_EVIDENCE, EvidenceRule, Policy, decode
+from evidence.collecting.gathering import GATHERERS, NOTHING
 from evidence.gates import resume_gate
-from evidence.gathering import GATHERERS, NOTHING
 from evidence.kinds import ARTIFACT_KINDS, CHECKPOINT_KINDS, KINDS, OFFERED_KINDS, VIEW_KINDS, WINDOW_KINDS
 from evidence.models import Dossier, Item
 from evidence.plan import reconsider

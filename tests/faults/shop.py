@@ -24,8 +24,8 @@ from config.embedded.valkey import Valkey
 from config.management.commands import up
 from evidence.custody import verify_custody
 from evidence.models import CustodyRow, Dossier, Item, StoredObject, StoreProbe
+from evidence.stores.probe import probe_and_record
 from evidence.vault import vault
-from evidence.vault_probe import probe_and_record
 from runs.models import Run, Work
 from tests.config.up import ROOT, clean_environment
 from tests.evidence import world

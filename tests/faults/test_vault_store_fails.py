@@ -9,10 +9,10 @@ import pytest
 from django.conf import LazySettings
 from django.db import connection
 
-from evidence import s3client
 from evidence import vault as vaults
 from evidence.gates import resume_gate
 from evidence.models import Dossier
+from evidence.stores import s3_client
 from runs import work as works
 from runs.models import Checkpoint, Work
 from runs.work import run_due, run_one
@@ -73,10 +73,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch, settings: LazySettings) -> Iterat
     settings.VAULT_READ_TIMEOUT_S = 2
     monkeypatch.setattr(works, "LEASE_S", 1.2)
     monkeypatch.setattr(works, "RENEW_EVERY_S", 0.3)
-    for made in (s3client.client, vaults._vault):
+    for made in (s3_client.client, vaults._vault):
         made.cache_clear()
     yield
-    for made in (s3client.client, vaults._vault):
+    for made in (s3_client.client, vaults._vault):
         made.cache_clear()
 
 

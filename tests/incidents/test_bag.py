@@ -5,7 +5,7 @@ import json
 import pytest
 
 from evidence.custody import verify_custody
-from evidence.exporting import export_bag
+from evidence.proof.exporting import export_bag
 from incidents import approval, ledger
 from runs.erasing import erase
 

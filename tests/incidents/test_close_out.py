@@ -7,7 +7,7 @@ import pytest
 from django.utils import timezone
 
 from evidence.models import Dossier, Item
-from evidence.release import why_not_release
+from evidence.retention.release import why_not_release
 from incidents.actions import resolve
 from incidents.models import Incident
 from runs.models import Project, Work

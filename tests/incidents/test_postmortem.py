@@ -13,7 +13,7 @@ from andon.bag_trees import open_tree
 from andon.bag_verify import verify
 from andon.postmortem import document as form
 from andon.postmortem import html, markdown
-from evidence.exporting import export_bag
+from evidence.proof.exporting import export_bag
 from incidents import approval, board, diagnosing
 from incidents.models import Incident, PostmortemEdit, PostmortemVersion
 from incidents.postmortem import build, edits, goodput

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from andon import chain
-from evidence import excerpts
 from evidence.custody import verify_custody
 from evidence.hashing import digest_of
 from evidence.models import Item, StoredObject
+from evidence.pages import excerpts
 from evidence.sources import FileSource
 from evidence.vault import key_for, vault
 from incidents import batches, raw

@@ -13,9 +13,9 @@ from django.utils import timezone
 
 from andon.bag_trees import open_tree
 from andon.bag_verify import verify
-from evidence import downloads
 from evidence.custody import verify_custody
 from evidence.models import Dossier, Item, StoredObject
+from evidence.pages import downloads
 from evidence.vault import BytesDiffer, vault
 from runs.keys import server_key
 from runs.models import Membership, Person, Project, Role, Run

@@ -8,8 +8,9 @@ from django.db import transaction
 from django.test import Client
 from django.utils import timezone
 
-from evidence import custody, overview
+from evidence import custody
 from evidence.models import CustodyRow, Dossier, Hold, Item, StoredObject, StoreProbe, VaultRequest
+from evidence.pages import overview
 from runs.actions import create_run
 from runs.models import Membership, Project, Role, Work
 from tests.pages.test_views import HOSTILE, text_of

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from andon.policy import EvidenceRule, Policy, VaultRules
 from evidence.models import Dossier, SampleKey, StoredObject, VaultRequest
-from evidence.retention import close_dossier
+from evidence.retention.dates import close_dossier
 from runs.models import Membership, Person, Project, Role, Run
 from runs.policies import set_policy
 from runs.work import run_due

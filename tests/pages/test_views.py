@@ -198,7 +198,7 @@ class TestIncident:
             cursor.execute("ALTER TABLE evidence_custodyrow DISABLE TRIGGER append_only")
             cursor.execute("UPDATE evidence_custodyrow SET who = 'mallory' WHERE seq = 1")
             cursor.execute("ALTER TABLE evidence_custodyrow ENABLE TRIGGER append_only")
-        from evidence import listing
+        from evidence.pages import listing
 
         listing._checked.cache_clear()
         assert "Chain broken, do not export" in text_of(as_bob.get(f"/incidents/{incident.id}"))

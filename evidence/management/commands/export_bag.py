@@ -7,8 +7,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from andon.bag_zip import ZipLimit
 from evidence import custody
-from evidence.exporting import INLINE_BYTES, export_bag
 from evidence.models import Dossier
+from evidence.proof.exporting import INLINE_BYTES, export_bag
 from evidence.vault import VaultError
 from runs.keys import server_key
 from runs.models import Person

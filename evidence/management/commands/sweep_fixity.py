@@ -8,7 +8,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from evidence.fixity import sweep
+from evidence.proof.fixity import sweep
 from evidence.vault import VaultError
 
 

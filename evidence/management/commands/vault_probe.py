@@ -5,8 +5,8 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
+from evidence.stores.probe import probe_and_record
 from evidence.vault import VaultError
-from evidence.vault_probe import probe_and_record
 
 
 class Command(BaseCommand):

@@ -1,0 +1,1 @@
+"""What the server and the agents on the nodes say to each other."""

@@ -1,0 +1,1 @@
+"""What a freeze plan names, and how it follows what becomes known afterwards."""

@@ -1,0 +1,1 @@
+"""Holds where the source lies: put on, noted, taken off."""

@@ -1,0 +1,1 @@
+"""Evidence as a person reads it, and the steps people take."""

@@ -1,0 +1,1 @@
+"""What lets a stranger check the vault: seals, bags, and reading everything again."""

@@ -1,0 +1,1 @@
+"""How long evidence is kept, and its end by two people."""

@@ -1,0 +1,1 @@
+"""The stores behind `evidence.vault`, what each truly enforces, and what is on its way there."""
