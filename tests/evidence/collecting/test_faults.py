@@ -16,7 +16,7 @@ from django.conf import settings as configured
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
-from evidence.collecting import work as item_work
+from evidence.collecting import to_sealed
 from evidence.custody import verify_custody
 from evidence.gates import may_delete, resume_gate
 from evidence.models import Dossier, Item, StoredObject
@@ -75,13 +75,13 @@ def child(source: str, **more: str) -> "subprocess.Popen[str]":
 
 # Stage boundaries of an item's work: the process stops in front of each and is killed there.
 STAGES = {
-    "before the hold": "work.hold_tree",
-    "after the links, before the row": "work.custody.append",
-    "before copying": "work._begin",
-    "before the first byte is stored": "work._store_all",
-    "after a file is stored, before its row": "work._record",
-    "before sealing": "work._finish",
-    "between sealed and its seal": "work.seals.seal",
+    "before the hold": "to_held.hold_tree",
+    "after the links, before the row": "to_held.custody.append",
+    "before copying": "to_sealed._begin",
+    "before the first byte is stored": "to_sealed._store_all",
+    "after a file is stored, before its row": "to_sealed._record",
+    "before sealing": "to_sealed._finish",
+    "between sealed and its seal": "to_sealed.seals.seal",
 }
 
 
@@ -94,10 +94,10 @@ def test_a_worker_killed_at_a_stage_boundary_is_followed_by_another(
     dossier = world.open_dossier(run, rules=rules())
     worker = child(
         "import sys, time\n"
-        "from evidence.collecting import work\n"
+        "from evidence.collecting import to_held, to_sealed\n"
         "from runs.work import run_due\n"
         f"*path, name = {STAGES[stage]!r}.split('.')[1:]\n"
-        "where = work\n"
+        f"where = {STAGES[stage].partition('.')[0]}\n"
         "for part in path:\n"
         "    where = getattr(where, part)\n"
         "def stop(*_, **__):\n"
@@ -206,16 +206,16 @@ def test_a_worker_that_lost_its_lease_writes_nothing(
     dossier = world.open_dossier(run, rules=rules())
     run_one(Work.objects.get(kind="evidence.start").pk)
     work = Work.objects.get(kind="evidence.item", state="due")
-    store_all = item_work._store_all
+    store_all = to_sealed._store_all
 
     def overtaken(*args: Any) -> None:
         store_all(*args)
         # Another worker finished meanwhile: this one's lease had run out.
         Work.objects.filter(pk=work.pk).update(lease_until=timezone.now())
-        monkeypatch.setattr(item_work, "_store_all", store_all)
+        monkeypatch.setattr(to_sealed, "_store_all", store_all)
         assert run_one(work.pk)
 
-    monkeypatch.setattr(item_work, "_store_all", overtaken)
+    monkeypatch.setattr(to_sealed, "_store_all", overtaken)
     run_one(work.pk)
     assert dossier.items.get().state == "sealed"
     assert dossier.custody.filter(what="sealed").count() == 1
