@@ -138,6 +138,8 @@ def _judge(item: Item) -> tuple[bool, str]:
         return True, "held with known digests; sealing goes on and must end within 24 h"
     if item.silent_since is not None:
         return False, f"its source has been silent since {item.silent_since:%H:%M:%S} UTC; still trying"
+    if item.trouble_since is not None:
+        return False, f"{item.why}, since {item.trouble_since:%H:%M:%S} UTC; still trying"
     if item.state == Item.State.PLANNED:
         return False, f"planned: {item.why}" if item.why else "planned: nothing is held yet"
     if item.state == Item.State.HELD:

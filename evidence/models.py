@@ -61,6 +61,7 @@ class Item(models.Model):
     retain_until = models.DateTimeField(null=True)  # only ever later: a trigger refuses an earlier one
     deadline = models.DateTimeField(null=True)
     silent_since = models.DateTimeField(null=True)  # the source has not answered since
+    trouble_since = models.DateTimeField(null=True)  # our own vault or disk has not taken it since
     bytes_total = models.BigIntegerField(null=True)
     bytes_done = models.BigIntegerField(default=0)
     held_at = models.DateTimeField(null=True)

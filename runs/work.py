@@ -6,6 +6,7 @@ again for whatever is due, so losing the broker loses nothing but time.
 """
 
 import logging
+import random
 import threading
 import traceback
 import uuid
@@ -29,9 +30,12 @@ SWEEP_LIMIT = 500
 
 
 class Retry(Exception):
-    """Raised by a handler: not now, again after `after_s` seconds, for the reason given."""
+    """Raised by a handler: not now, again after `after_s` seconds, for the reason given.
 
-    def __init__(self, after_s: float, why: str) -> None:
+    Without a time (None) it backs off with every try, as after an exception.
+    """
+
+    def __init__(self, after_s: float | None, why: str) -> None:
         super().__init__(why)
         self.after_s = after_s
         self.why = why
@@ -87,6 +91,15 @@ class Lease:
                 log.exception("lease of work %s could not be renewed", self.work_id)
             finally:
                 connection.close()
+
+
+def backoff_s(lasting_s: float, last_s: float = RETRY_LAST_S) -> float:
+    """Return how long to wait after trouble that has lasted so long: about as long again, within bounds.
+
+    Up to a fifth less, at random: what failed together must not come back together.
+    """
+    share = random.uniform(0.8, 1.0)  # noqa: S311  (spreads work, guards nothing)
+    return min(last_s, max(RETRY_FIRST_S, lasting_s)) * share
 
 
 Payload = dict[str, object]
@@ -157,7 +170,7 @@ def run_one(work_id: int) -> bool:
             raise Retry(60, f"no handler for {work.kind!r} is installed here")
         do(work.payload, lease)
     except Retry as retry:
-        _again(lease, retry.after_s, retry.why)
+        _again(lease, _after_tries(work) if retry.after_s is None else retry.after_s, retry.why)
     except GiveUp as reason:
         log.error("work %s given up: %s", work, reason)
         lease._mine().update(
@@ -167,14 +180,17 @@ def run_one(work_id: int) -> bool:
         log.warning("work %s was taken over by another worker", work)
     except Exception:
         log.exception("work %s failed, will be tried again", work)
-        wait_s = min(RETRY_LAST_S, RETRY_FIRST_S * 2 ** min(work.attempts - 1, 10))
-        _again(lease, wait_s, traceback.format_exc()[-2000:])
+        _again(lease, _after_tries(work), traceback.format_exc()[-2000:])
     else:
         _finish(lease)
     finally:
         lease._done.set()
         keeper.join(timeout=5)
     return True
+
+
+def _after_tries(work: Work) -> float:
+    return backoff_s(RETRY_FIRST_S * 2 ** min(work.attempts - 1, 10))
 
 
 def _again(lease: Lease, after_s: float, why: str) -> None:

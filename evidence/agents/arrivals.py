@@ -42,7 +42,7 @@ def arrive(payload: Payload, lease: Lease) -> None:
         return
     except VaultError as error:
         AgentTask.objects.filter(pk=task.pk).update(trouble=f"vault: {error.says}"[:500])
-        raise Retry(60 if error.permanent else 5, error.says) from error
+        raise Retry(None, error.says) from error
     now = timezone.now()
     with transaction.atomic():
         lease.guard()

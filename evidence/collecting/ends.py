@@ -17,7 +17,7 @@ from evidence.plan import START
 from evidence.proof import leftovers, seals
 from runs.locks import lock_run
 from runs.models import Checkpoint
-from runs.work import Lease, Retry, enqueue
+from runs.work import RETRY_LAST_S, Lease, Retry, backoff_s, enqueue
 
 # A checkpoint that nobody could verify by then no longer keeps an older, verified one from being used.
 VERIFY_PATIENCE = timedelta(minutes=5)
@@ -74,8 +74,10 @@ def silent(item: Item, lease: Lease, says: str) -> None:
     if item.deadline is not None and now > item.deadline:
         too_late(item, lease, f"its source did not answer since {since:%H:%M:%S} UTC: {says}")
         return
-    Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(silent_since=since, why=says[:500])
-    raise Retry(max(2.0, min(_LONGEST_WAIT_S, _age_s(since) / 2)), says)
+    Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(
+        silent_since=since, trouble_since=None, why=says[:500]
+    )
+    raise Retry(backoff_s(_age_s(since) / 2, _LONGEST_WAIT_S), says)
 
 
 def on_node(item: Item, lease: Lease, wait: OnNode) -> None:
@@ -112,9 +114,15 @@ def lost(item: Item, lease: Lease, why: str) -> None:
 
 
 def ours(item: Item, why: str, *, permanent: bool = False) -> NoReturn:
-    """Our own trouble is not the source's: say it and try again; no deadline runs, nothing goes missing."""
-    Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(why=why[:500])
-    raise Retry(60 if permanent else 5, why)
+    """Our own trouble is not the source's: say it, since when, and try again with back-off.
+
+    No deadline runs and nothing goes missing.
+    """
+    since = item.trouble_since or timezone.now()
+    Item.objects.filter(pk=item.pk).exclude(state__in=seals.FINAL).update(
+        trouble_since=since, silent_since=None, why=why[:500]
+    )
+    raise Retry(backoff_s(_age_s(since) / 2, RETRY_LAST_S if permanent else _LONGEST_WAIT_S), why)
 
 
 def _age_s(since: datetime) -> float:

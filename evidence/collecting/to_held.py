@@ -67,7 +67,7 @@ def _note_held(fresh: Item, dossier: Dossier, held: Held, now: datetime) -> None
     fresh.bytes_total = sum(entry["bytes"] for entry in held.files)
     known = all(entry["sha256"] for entry in held.files)
     fresh.digest = chain.file_table_digest(held.files) if known else ""
-    fresh.silent_since, fresh.why = None, ""
+    fresh.silent_since, fresh.trouble_since, fresh.why = None, None, ""
     if held.is_safe:
         fresh.state, fresh.held_at = Item.State.HELD, now
     fresh.save()

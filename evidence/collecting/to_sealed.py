@@ -1,7 +1,10 @@
 """From held to sealed: the bytes are stored, verified, and in a signed manifest."""
 
+import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from django.db import connection, transaction
 from django.utils import timezone
@@ -80,7 +83,8 @@ def _begin(item: Item, lease: Lease, pieces: list[Piece]) -> bool:
         fresh.state = Item.State.COLLECTING
         fresh.bytes_total = sum(piece.source.bytes_total for piece in pieces)
         fresh.bytes_done = 0
-        fresh.silent_since, fresh.why = None, ""
+        if fresh.silent_since is None and fresh.trouble_since is None:
+            fresh.why = ""  # else what is said of earlier tries stands until bytes move (see `_Progress`)
         fresh.save()
     return first
 
@@ -118,7 +122,7 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece], 
         if known is not None and (
             known.sha256 == piece.sha256 if piece.sha256 else isinstance(piece.source, NodeSource)
         ):
-            progress.add(known.bytes_total)
+            progress.begin_at(known.bytes_total)
         elif isinstance(piece.source, NodeSource):
             elsewhere.append((piece.path, piece.source, piece.sha256))
         else:
@@ -126,10 +130,17 @@ def _store_all(item: Item, dossier: Dossier, lease: Lease, pieces: list[Piece], 
     node_work.ask(item, elsewhere)
     with ThreadPoolExecutor(store.at_once) as pool:
         futures = [pool.submit(one, piece) for piece in todo]
+        ended: SimpleQueue[Future[tuple[Piece, Stored]]] = SimpleQueue()
+        for future in futures:
+            future.add_done_callback(ended.put)
+        left = len(futures)
         try:
-            for future in as_completed(futures):
-                piece, stored = future.result()
-                _record(item, lease, piece, stored)
+            while left:
+                # Not only when a file ends: one file can be all there is, and take hours.
+                with contextlib.suppress(Empty):
+                    piece, stored = ended.get(timeout=PROGRESS_EVERY_S).result()
+                    left -= 1
+                    _record(item, lease, piece, stored)
                 progress.show()
         except BaseException:
             for future in futures:
@@ -173,7 +184,7 @@ def _finish(item: Item, lease: Lease, pieces: list[Piece]) -> None:
             fresh.files = table
         fresh.bytes_total = fresh.bytes_done = sum(int(str(row["bytes"])) for row in table)
         fresh.state, fresh.sealed_at, fresh.held_at = Item.State.SEALED, now, fresh.held_at or now
-        fresh.why = ""
+        fresh.silent_since, fresh.trouble_since, fresh.why = None, None, ""
         fresh.save()
         custody.append(
             fresh.dossier,
@@ -198,22 +209,30 @@ class _Progress:
     """Bytes stored so far. Threads add, the worker's own thread writes, at most once a second."""
 
     def __init__(self, item: Item) -> None:
-        self.item_id = item.pk
+        self.item = item
         self.bytes_done = 0
+        self._has_moved = False
         self._shown_at = time.monotonic()
         self._stopped = False
+
+    def begin_at(self, count: int) -> None:
+        """Count what an earlier try has stored."""
+        self.bytes_done += count
 
     def add(self, count: int) -> None:
         if self._stopped:
             raise VaultError("stopped: another file of the item failed")
         # Not atomic between threads; the last value is set from the rows in the end.
         self.bytes_done += count
+        self._has_moved = self._has_moved or count > 0
 
     def show(self, *, now: bool = False) -> None:
         if now or time.monotonic() - self._shown_at >= PROGRESS_EVERY_S:
-            Item.objects.filter(pk=self.item_id, state=Item.State.COLLECTING).update(
-                bytes_done=self.bytes_done
-            )
+            fresh: dict[str, Any] = {"bytes_done": self.bytes_done}
+            if self._has_moved:  # source and vault both did their part
+                self.item.silent_since = self.item.trouble_since = None
+                fresh |= {"silent_since": None, "trouble_since": None, "why": ""}
+            Item.objects.filter(pk=self.item.pk, state=Item.State.COLLECTING).update(**fresh)
             self._shown_at = time.monotonic()
 
     def stop(self) -> None:

@@ -109,7 +109,7 @@ def point_at(item: Item, checkpoint: Checkpoint, called: str) -> None:
     item.source.pop("verified", None)
     item.bytes_total = checkpoint.bytes_total or None
     item.files, item.digest, item.protected_by = [], "", {}
-    item.silent_since = None
+    item.silent_since = item.trouble_since = None
 
 
 def copy_of(item: Item, dossier: Dossier) -> Item:

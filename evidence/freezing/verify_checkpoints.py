@@ -60,10 +60,10 @@ def verify(payload: Payload, lease: Lease) -> None:
         _set(checkpoint, lease, Checkpoint.State.COMMITTED, seen | {"cannot": str(reason)})
     except SourceError as error:
         if not error.permanent:
-            raise Retry(5, error.says) from error
+            raise Retry(None, error.says) from error
         _set(checkpoint, lease, Checkpoint.State.BAD, seen | {"failed": error.says})
     except BotoCoreError as error:
-        raise Retry(5, f"{checkpoint.uri}: {type(error).__name__}") from error
+        raise Retry(None, f"{checkpoint.uri}: {type(error).__name__}") from error
     else:
         _set(checkpoint, lease, Checkpoint.State.VERIFIED, seen)
 

@@ -81,7 +81,7 @@ def stored(dossier: Dossier) -> dict[str, Any]:
             done = list(pool.map(let_go, objects))
             also = list(pool.map(let_go, left_over))
     except VaultError as error:
-        raise Retry(300 if error.permanent else 10, error.says) from error
+        raise Retry(None, error.says) from error
     with transaction.atomic():
         StoredObject.objects.bulk_update(done, ["protected_by"], batch_size=500)
         Leftover.objects.bulk_update(also, ["protected_by"], batch_size=500)
@@ -128,7 +128,7 @@ def _legal_holds(item: Item) -> tuple[int, int, int]:
             late = _held_by_others(names) - others
             list(pool.map(lambda one: turn(one, off=False), [one for one in versions if one[0] in late]))
     except (BotoCoreError, ClientError) as error:
-        raise Retry(30, f"{uri}: {type(error).__name__} {error}") from error
+        raise Retry(None, f"{uri}: {type(error).__name__} {error}") from error
     kept = sum(name in others | late for name, _, _ in versions)
     if not kept:
         # From here on a hold on these versions is somebody else's (see `evidence.holding.held_before`).

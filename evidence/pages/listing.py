@@ -155,12 +155,18 @@ def _line(item: Item, people: dict[str, str], warning: str = "") -> ItemLine:
             detail, reason = "missing", item.why or "nobody offered it"
         case _:
             detail, reason = "planned", item.why
-    if item.silent_since is not None and item.state not in {Item.State.SEALED, Item.State.NOT_APPLICABLE}:
-        now = timezone.now()
+    now = timezone.now()
+    ended = {Item.State.SEALED, Item.State.NOT_APPLICABLE}
+    if item.silent_since is not None and item.state not in ended:
         lasting = formatting.duration((now - item.silent_since).total_seconds())
         reason = f"its source is silent since {formatting.clock(item.silent_since, now)} UTC ({lasting})"
         if item.deadline is not None and item.deadline > now:
             reason += f", tried until {formatting.clock(item.deadline, now)} UTC"
+    elif item.trouble_since is not None and item.state not in ended:
+        lasting = formatting.duration((now - item.trouble_since).total_seconds())
+        reason = (
+            f"{item.why}, since {formatting.clock(item.trouble_since, now)} UTC ({lasting}); still trying"
+        )
     damaged_n: int = getattr(item, "damaged_n", 0)
     damaged = ""
     if damaged_n:

@@ -38,7 +38,7 @@ def find_work(payload: Payload, lease: Lease) -> None:
     try:
         find(dossier)
     except VaultError as error:
-        raise Retry(300 if error.permanent else 30, error.says) from error
+        raise Retry(None, error.says) from error
 
 
 def find(dossier: Dossier) -> int:

@@ -249,7 +249,7 @@ def follow(payload: Payload, lease: Lease) -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
             extended = list(pool.map(extend, objects))
     except VaultError as error:
-        raise Retry(300 if error.permanent else 10, error.says) from error
+        raise Retry(None, error.says) from error
     says = Counter(str(one.protected_by.get("says", "")) for one in extended)
     with transaction.atomic():
         lease.guard()

@@ -181,7 +181,7 @@ def _find_leftovers(dossier: Dossier) -> None:
     try:
         leftovers.find(dossier)
     except VaultError as error:
-        raise Retry(300 if error.permanent else 10, error.says) from error
+        raise Retry(None, error.says) from error
 
 
 @handler(DELETE)
@@ -204,7 +204,7 @@ def delete(payload: Payload, lease: Lease) -> None:
                     store.delete(one.key, one.version_id)
             except VaultError as error:
                 # A date the store keeps is not ours to judge: try again until it lets go.
-                raise Retry(3600 if error.permanent else 30, error.says) from error
+                raise Retry(3600 if error.permanent else None, error.says) from error
             with transaction.atomic():
                 lease.guard()
                 Dossier.objects.select_for_update(no_key=True).get(pk=dossier.pk)

@@ -69,7 +69,7 @@ def probe_work(payload: Payload, lease: Lease) -> None:
     try:
         probe_and_record()
     except VaultError as error:
-        raise Retry(60, error.says) from error
+        raise Retry(None, error.says) from error
 
 
 NEVER_ENABLED = "never enabled"  # what a bucket's "versioning" says where there never were versions

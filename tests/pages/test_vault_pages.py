@@ -162,6 +162,18 @@ class TestDossier:
         assert "3 tries, next" in words
         assert "the store answered 503" in words
 
+    def test_trouble_of_the_vault_itself_says_what_and_since_when(self, as_bob, dossier):
+        kept = dossier.items.filter(kind="last_good_checkpoint")
+        kept.update(
+            state="collecting",
+            sealed_at=None,
+            why="vault: it answers 503",
+            trouble_since=timezone.now() - timedelta(minutes=3),
+        )
+        for address in (f"/vault/{dossier.pk}", f"/vault/{dossier.pk}/items/{kept.get().pk}"):
+            words = text_of(as_bob.get(address)).replace("\u00a0", " ")
+            assert re.search(r"vault: it answers 503, since .* UTC \(3 min\); still trying", words), address
+
     def test_a_shared_object_names_every_dossier_that_keeps_it(self, as_bob, dossier):
         one = StoredObject.objects.filter(item__dossier=dossier).first()
         other = Dossier.objects.create(run=dossier.run, label="a second dossier", opened_at=timezone.now())

@@ -81,6 +81,20 @@ class TestRunning:
         assert (unit.state, unit.error, unit.attempts) == ("due", "the store is busy", 1)
         assert 25 < (unit.not_before - timezone.now()).total_seconds() <= 30
 
+    def test_a_retry_without_a_time_backs_off_with_every_try(self) -> None:
+        @work.handler("tests.backs_off")
+        def later(payload: dict[str, object], lease: Lease) -> None:
+            raise Retry(None, "the store is down")
+
+        unit = make("tests.backs_off")
+        for tries in range(1, 11):
+            assert run_one(unit.pk)
+            unit.refresh_from_db()
+            wait_s = (unit.not_before - timezone.now()).total_seconds()
+            most_s = min(work.RETRY_LAST_S, 2.0**tries)
+            assert 0.8 * most_s - 1 < wait_s <= most_s
+            Work.objects.filter(pk=unit.pk).update(not_before=timezone.now())
+
     def test_an_exception_is_tried_again_and_kept(self) -> None:
         @work.handler("tests.fails")
         def fail(payload: dict[str, object], lease: Lease) -> None:
