@@ -78,7 +78,7 @@ def is_allowed(role: str, action: str, resource: str) -> bool:
 def called() -> set[str]:
     """Return the operations that the server's code calls on a store, by reading it."""
     found: set[str] = set()
-    for file in (PLACE.parent.parent / "evidence").glob("*.py"):
+    for file in (PLACE.parent.parent / "evidence").rglob("*.py"):
         text = file.read_text("utf-8")
         found |= set(re.findall(r"(?:client|_call)\.([a-z_0-9]+)", text))
         found |= set(re.findall(r'get_paginator\(\s*"([a-z_0-9]+)"', text))
