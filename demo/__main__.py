@@ -16,7 +16,7 @@ from typing import Any
 from andon.client import Client
 from demo.check import Checker, expect, until
 from demo.people import Person
-from demo.server import REPOSITORY, CannotStart, Server, free_port, fresh_directory
+from demo.server import REPOSITORY, CannotStart, Server, free_port, fresh_directory, json_object
 from demo.stages import StageFailed, Stages, complain, say
 from demo.supervisor import Supervisor, pin_keys
 from demo.trainers import LiveTrainer, RecordedTrainer, Trainer, policy_of
@@ -48,16 +48,17 @@ class Demo:
         """Start the server and create the run and two people."""
         self.server.start()
         self.trusted = pin_keys(self.server.url)
-        for name, role in ((REQUESTER, "responder"), (APPROVER, "approver")):
-            person = self.server.manage_json("create_person", name, "--role", role)
-            self.passwords[name] = str(person["password"])
-        self.secret = self.create_run(RUN, policy_of(RECORDING))
+        people = {REQUESTER: "responder", APPROVER: "approver"}
+        commands = [("create_person", name, "--role", role) for name, role in people.items()]
+        *printed, run, _ = self.server.manage_all([*commands, *_of_a_run(RUN)], policy_of(RECORDING))
+        for name, one in zip(people, printed, strict=True):
+            self.passwords[name] = str(json_object(one)["password"])
+        self.secret = str(json_object(run)["secret"])
 
     def create_run(self, run: str, policy: str) -> str:
         """Create a run with a policy; return its secret."""
-        secret = str(self.server.manage_json("create_run", run)["secret"])
-        self.server.manage("set_policy", run, "-", "--why", "sizes of the demo's short run", text=policy)
-        return secret
+        created, _ = self.server.manage_all(_of_a_run(run), policy)
+        return str(json_object(created)["secret"])
 
     def launch(self) -> Trainer:
         """Start the run that will fail."""
@@ -93,7 +94,7 @@ class Demo:
         """Start the second, quieter failure with the spike rule in `rule` (observe or act)."""
         run = f"demo-spike-{rule}"
         secret = self.create_run(run, policy_of(QUIET))
-        self.server.manage("set_policy", run, "-", text=f'{{"modes": {{"spike": "{rule}"}}}}')
+        self.server.manage_all([("set_policy", run, "-")], f'{{"modes": {{"spike": "{rule}"}}}}')
         trainer = self.replay(run, QUIET, secret)
         trainer.start()
         self.trainers.append(trainer)
@@ -124,6 +125,10 @@ class Demo:
             trainer.close()
         self.server.stop()
         (self.data_dir / "demo.pid").unlink(missing_ok=True)
+
+
+def _of_a_run(run: str) -> list[tuple[str, ...]]:
+    return [("create_run", run), ("set_policy", run, "-", "--why", "sizes of the demo's short run")]
 
 
 def _port() -> int:

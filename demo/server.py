@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from config.embedded import processes
@@ -126,28 +127,30 @@ class Server:
         """Return the last lines of the server's log."""
         return "\n".join(self.log.read_text("utf-8", errors="replace").splitlines()[-lines:])
 
-    def manage(self, *arguments: str, text: str | None = None) -> str:
+    def manage(self, *arguments: str) -> str:
         """Run one management command against the running servers; return what it printed."""
+        return self.manage_all([arguments])[0]
+
+    def manage_all(self, commands: Sequence[Sequence[str]], text: str = "") -> list[str]:
+        """Run management commands in one process, each reading `text`; return what each printed."""
         done = subprocess.run(
-            [sys.executable, str(REPOSITORY / "manage.py"), *arguments],
+            [sys.executable, "-m", "demo.commands"],
             env=self.environment,
             cwd=REPOSITORY,
-            input=text,
+            input=json.dumps([[list(command), text] for command in commands]),
             capture_output=True,
             text=True,
             check=False,
         )
         if done.returncode != 0:
-            raise CannotStart(f"manage.py {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
-        return done.stdout
+            names = ", ".join(f"manage.py {' '.join(command)}" for command in commands)
+            raise CannotStart(f"{names} failed:\n{done.stdout}{done.stderr}")
+        printed: list[str] = json.loads(done.stdout.strip().splitlines()[-1])
+        return printed
 
-    def manage_json(self, *arguments: str, text: str | None = None) -> dict[str, object]:
-        """Run one management command and read the JSON document it printed last."""
-        printed = self.manage(*arguments, text=text).strip().splitlines()
-        document = json.loads(printed[-1])
-        if not isinstance(document, dict):
-            raise CannotStart(f"manage.py {arguments[0]} printed no JSON object")
-        return document
+    def manage_json(self, *arguments: str) -> dict[str, object]:
+        """Run one management command and read the JSON object it printed last."""
+        return json_object(self.manage(*arguments))
 
     def stop(self, timeout_s: float = 40.0) -> None:
         """Stop everything in order; safe to call twice."""
@@ -160,3 +163,11 @@ class Server:
             # Its children die with it (parent-death signal), so nothing is left behind.
             self.process.kill()
             self.process.wait()
+
+
+def json_object(printed: str) -> dict[str, object]:
+    """Return the JSON object that a command printed last."""
+    read = json.loads(printed.strip().splitlines()[-1])
+    if not isinstance(read, dict):
+        raise CannotStart(f"a JSON object was expected of the command, not {read!r}")
+    return read

@@ -15,6 +15,7 @@ import pytest
 from config.embedded.valkey import free_port
 from demo.server import Server
 from demo.supervisor import pin_keys
+from tests.config.up import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -62,6 +63,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     (here / ".venv").symlink_to(Path(sys.prefix))
     (here / "loss.csv").write_text(TABLE, "utf-8")
     server = Server(data, free_port(), [data])
+    prepare(data)
     try:
         server.start()
         yield SimpleNamespace(

@@ -15,7 +15,7 @@ import pytest
 from config.embedded import files, processes, servers
 from config.embedded.postgres import OWNER, Postgres
 from config.embedded.processes import EmbeddedError
-from tests.config.up import ROOT, Up, clean_environment
+from tests.config.up import ROOT, Up, clean_environment, prepare
 
 
 class TestSecret:
@@ -132,7 +132,9 @@ class TestWithoutUserNamespaces:
 
 
 def test_a_database_moves_to_another_major_by_the_commands_that_the_error_names(tmp_path):
-    up = Up(tmp_path / "var").start()
+    up = Up(tmp_path / "var")
+    prepare(up.data_dir)
+    up.start()
     dump = tmp_path / "andon.sql"
     command = [sys.executable, "-m", "config.embedded.dump", str(up.data_dir)]
     try:

@@ -1,6 +1,7 @@
 """Run `manage.py up` as a person does: a process of its own, in a data directory of its own."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from config.embedded import processes
 from config.embedded.processes import is_alive, started_at
 from config.embedded.valkey import free_port
+from tests.servers import session_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -137,6 +139,26 @@ class Up:
             self.process.wait(10)
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
+
+
+def prepare(data_dir: Path) -> None:
+    """Fill a data directory with what a first start leaves: databases with tables, keys and static files.
+
+    For tests that are about what happens afterwards. The first start is made once a session.
+    """
+    template = session_dir() / "prepared"
+    with (session_dir() / "prepared.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not template.exists():
+            first = Up(session_dir() / "first")
+            try:
+                assert first.start().wait_ready().end() == 0, first.said()
+            finally:
+                first.kill_whatever_is_left()
+            first.data_dir.rename(template)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # With owners: PostgreSQL may run as another user than the tests.
+    subprocess.run(["cp", "-a", f"{template}/.", str(data_dir)], check=True)
 
 
 def processes_with(variable: str) -> dict[int, str]:

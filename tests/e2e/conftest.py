@@ -1,6 +1,5 @@
 """A whole server with a failing run, and people with a browser each."""
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from config.embedded.valkey import free_port
 from demo.__main__ import Demo
 from demo.trainers import Trainer
 from tests.conftest import needs
+from tests.faults.demos import started
 from tests.servers import S3
 
 CHROMIUM = "/usr/bin/chromium"
@@ -52,21 +51,10 @@ def vault(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.fixture
-def demo(vault: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Demo]:
+def demo(vault: dict[str, str], tmp_path: Path) -> Iterator[Demo]:
     """The demo's server, set up and empty; everything stops with the test."""
-    for name in list(os.environ):
-        if name.startswith(("ANDON_", "DJANGO_", "TEST_SESSION_")):
-            monkeypatch.delenv(name)
-    for name, value in (
-        vault | {"ANDON_PORT": str(free_port()), "ANDON_DATA_DIR": str(tmp_path / "d")}
-    ).items():
-        monkeypatch.setenv(name, value)
-    demo = Demo(live=False, speed=SPEED)
-    try:
-        demo.start()
+    with started(tmp_path / "d", speed=SPEED, **vault) as demo:
         yield demo
-    finally:
-        demo.close()
 
 
 class SomebodySitting:

@@ -96,19 +96,18 @@ def everything_is_locked(vault: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("vault", ["directory"], indirect=True)
-@pytest.mark.parametrize("mode", ["observe", "act"])
-def test_a_spike_without_a_nan_holds_only_when_the_rule_acts(demo: Demo, vault: dict[str, str], mode: str):
-    run = demo.launch_quiet(mode)
-    trainer = demo.trainers[-1]
+def test_a_spike_without_a_nan_holds_only_when_the_rule_acts(demo: Demo, vault: dict[str, str]):
+    """The same spike into two runs: only a finding where the rule observes, a hold where it acts."""
     token = demo.server.manage("create_token", REQUESTER).strip().splitlines()[-1]
-    checker = Checker(demo.server, run, token, trainer.answer)
-    until("the spike is found", lambda: checker.spike_is_found(mode), 120)
-    if mode == "act":
-        until("the run is held", lambda: told_to_hold(checker), 60)
-    else:
-        until("the run ends", lambda: trainer.ended_well() is not None, 120)
-        assert trainer.ended_well()
-        assert checker.incident() is None
+    runs = {mode: demo.launch_quiet(mode) for mode in ("observe", "act")}
+    trainers = dict(zip(runs, demo.trainers, strict=True))
+    checkers = {mode: Checker(demo.server, run, token, trainers[mode].answer) for mode, run in runs.items()}
+    for mode, checker in checkers.items():
+        until("the spike is found", lambda checker=checker, mode=mode: checker.spike_is_found(mode), 120)
+    until("the run is held", lambda: told_to_hold(checkers["act"]), 60)
+    until("the run ends", lambda: trainers["observe"].ended_well() is not None, 120)
+    assert trainers["observe"].ended_well()
+    assert checkers["observe"].incident() is None
 
 
 @pytest.mark.parametrize("path", [RECORDING, QUIET], ids=lambda path: Path(path).stem)

@@ -13,15 +13,15 @@ import pytest
 from config.embedded.valkey import free_port
 from demo.__main__ import Demo
 from demo.check import Checker
-from tests.config.up import Up, processes_with
+from tests.config.up import Up, prepare, processes_with
 from tests.faults.house import House
 
 SPEED = 4.0
 
 
 @contextlib.contextmanager
-def started(directory: Path, **more: str) -> Iterator[Demo]:
-    """Start a demo in `directory`; whatever is left of it is stopped at the end."""
+def started(directory: Path, *, speed: float = SPEED, **more: str) -> Iterator[Demo]:
+    """Start a demo in `directory`, its database made before; whatever is left of it is stopped at the end."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name.startswith(("ANDON_", "DJANGO_", "TEST_SESSION_")):
@@ -30,8 +30,9 @@ def started(directory: Path, **more: str) -> Iterator[Demo]:
         patch.setenv("ANDON_DATA_DIR", str(directory))
         for name, value in more.items():
             patch.setenv(name, value)
-        demo = Demo(live=False, speed=SPEED)
+        demo = Demo(live=False, speed=speed)
         try:
+            prepare(demo.data_dir)
             demo.start()
             yield demo
         finally:

@@ -14,7 +14,7 @@ import psycopg
 
 from andon.signing import sign_get, sign_webhook
 from demo.people import Person
-from tests.config.up import Up, parent_of
+from tests.config.up import Up, parent_of, prepare
 
 PATIENCE_S = 30.0
 RUNS_AT_ONCE = 40
@@ -202,4 +202,6 @@ def kill(pid: int, how: signal.Signals = signal.SIGKILL) -> None:
 
 def start(directory: Path, **more: str) -> House:
     """Start a house in `directory` and wait until it is ready."""
+    if "ANDON_DATABASE_URL" not in more:
+        prepare(directory)
     return House(Up(directory, **more).start().wait_ready())

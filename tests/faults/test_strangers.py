@@ -69,7 +69,7 @@ class Held:
         return str(self.checker.incident()["directive"]["kind"])
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Held]:
     with started(tmp_path_factory.mktemp("held") / "d") as demo:
         trainer = demo.launch()

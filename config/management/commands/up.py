@@ -14,6 +14,7 @@ from typing import IO, Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from config import static_files
 from config.embedded import processes, servers
 from config.embedded.files import private_directory
 from config.embedded.postgres import APP, OWNER, Postgres
@@ -85,8 +86,11 @@ class Command(BaseCommand):
             announced |= self._start_valkey()
         self.environment |= announced
         servers.announce(self.data_dir, announced)
-        self._run_once("migrate", "--no-input", "--verbosity", "0")
-        self._run_once("collectstatic", "--no-input", "--verbosity", "0")
+        if static_files.are_collected():
+            self._run_together("migrate")
+        else:
+            self._run_together("migrate", "collectstatic")
+            static_files.say_collected()
         python = [sys.executable, "-m"]
         celery = [*python, "celery", "-A", "config.celery"]
         self._add("worker", [*celery, "worker", *WORKER_OPTIONS], grace_s=15)
@@ -135,17 +139,24 @@ class Command(BaseCommand):
         self.say(f"Valkey runs on 127.0.0.1:{valkey.port}")
         return {"ANDON_BROKER_URL": valkey.url()}
 
-    def _run_once(self, *arguments: str) -> None:
-        child = processes.spawn(
-            [sys.executable, str(settings.BASE_DIR / "manage.py"), *arguments],
-            environment=self.environment,
-        )
+    def _run_together(self, *commands: str) -> None:
+        """Run management commands that do not need each other side by side, to the end of all."""
+        quietly = ("--no-input", "--verbosity", "0")
+        children = {
+            command: processes.spawn(
+                [sys.executable, str(settings.BASE_DIR / "manage.py"), command, *quietly],
+                environment=self.environment,
+            )
+            for command in commands
+        }
         try:
-            code = child.wait()
+            codes = {command: child.wait() for command, child in children.items()}
         finally:
-            processes.stop(child, signal.SIGTERM, 10)
-        if code != 0:
-            raise EmbeddedError(f"`manage.py {arguments[0]}` ended with status {code}; what it said is above")
+            for child in children.values():
+                processes.stop(child, signal.SIGTERM, 10)
+        for command, code in codes.items():
+            if code != 0:
+                raise EmbeddedError(f"`manage.py {command}` ended with status {code}; what it said is above")
 
     def _add(self, name: str, command: list[str], *, grace_s: float) -> None:
         def start() -> "subprocess.Popen[bytes]":
