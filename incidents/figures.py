@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from andon.detect.cells import depth_key
 from andon.policy import Policy
 from incidents.models import Incident
-from runs import baseline, figures, formatting, grid, grid_png, queries
+from runs import baseline, figures, formatting, grid, grid_png, marks, queries
 from runs.grid_clock import Clock
 from runs.grid_progress import InProgress
 from runs.grid_rows import Rows
@@ -169,10 +169,10 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
         _progress_mark(stack, view, extent.progress)
     if extent.held_after is not None and extent.held_after < window.step_last:
         _held_mark(stack, window, extent.held_after, width)
-    marks = figures.checkpoint_marks(run, attempt, window.step_first, window.step_last)
+    at_marks = marks.of_checkpoints(run, [attempt], window.step_first, window.step_last)
     if step is not None:
-        marks.append((step, formatting.count(step), True))
-    stack.marks(stack.rows["marks"], marks, width)
+        at_marks.append((step, formatting.count(step), True))
+    stack.marks(stack.rows["marks"], at_marks, width)
 
     figure = stack.figure()
     figure["layout"].update(_extra_axes(stack))

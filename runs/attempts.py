@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from andon.wire import Event
+from runs import stays
 from runs.models import Attempt, Run
 from runs.signals import attempt_launched
 from runs.telling import tell
@@ -70,6 +71,8 @@ class Attempts:
             setattr(attempt, name, value)
         attempt.launch_reported = True
         attempt.save()
+        if fields.get("nodes"):
+            stays.keep(attempt)
         if newest is None or number > newest.number:
             self._newest = attempt
         if first_report or fields.get("permit_id"):

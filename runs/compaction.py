@@ -1,4 +1,4 @@
-"""Compaction: what was posted about ranks goes into blocks, level by level, in a worker.
+"""Compaction: what was posted goes into the blocks of grid and curves, level by level, in a worker.
 
 `leave` runs in the transaction that looked at the posts; the work row then does the rest. Taking a frame in
 twice changes nothing, a kill at any moment leaves it waiting, and a late one repairs the blocks it touches
@@ -15,7 +15,7 @@ from django.utils import timezone
 from numpy.typing import NDArray
 
 from andon.wire import decode_frame
-from runs import blocks, points, work
+from runs import blocks, curve_taking, curve_values, points, work
 from runs.block_store import BlockStore
 from runs.blocks import BAND, COLUMNS, MAX_RANKS, Block
 from runs.ingest_frames import with_masks
@@ -60,9 +60,16 @@ def _leave(run_id: int, pending: Sequence[Pending], events: Sequence[Event], fra
         for frame in frames
     ]
     received = max((row.received_at for row in pending), default=timezone.now())
+    cells, curves = points.of_events(events), curve_values.of_events(events)
     rows += [
-        GridWaiting(run_id=run_id, attempt=attempt, points=found.pack(), received_at=received)
-        for attempt, found in points.of_events(events).items()
+        GridWaiting(
+            run_id=run_id,
+            attempt=attempt,
+            points=cells[attempt].pack() if attempt in cells else None,
+            curves=curve_values.pack(curves[attempt]) if attempt in curves else None,
+            received_at=received,
+        )
+        for attempt in sorted(cells.keys() | curves.keys())
     ]
     if rows:
         GridWaiting.objects.bulk_create(rows)
@@ -114,6 +121,16 @@ def take_in(run_id: int, waiting: Sequence[GridWaiting]) -> None:
                 taker.plane(*found, step_last=step_last, received_ms=_ms(received_at))
     for taker in takers.values():
         taker.finish()
+    _draw(run_id, waiting)
+
+
+def _draw(run_id: int, waiting: Sequence[GridWaiting]) -> None:
+    try:
+        # A savepoint: what a curve stumbles over must not keep the cells out of the grid.
+        with transaction.atomic():
+            curve_taking.take_in(run_id, waiting)
+    except Exception:
+        log.exception("run %s: %s posts are not in its curves", run_id, len(waiting))
 
 
 Found = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.uint8]] | Points

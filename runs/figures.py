@@ -1,14 +1,12 @@
 """The figures of a run: its curves, and the rows that the run and the incident page share."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 from urllib.parse import urlencode
 
 from andon.policy import Policy
 from runs import baseline, formatting, grid, queries
 from runs.grid_rows import Rows
-from runs.models import Checkpoint, Run
 from runs.stack import JSON, Row, Stack, value_axis
 
 MAX_POINTS = 4_000
@@ -17,14 +15,6 @@ MIN_PX, MAX_PX = 200, 1_700
 NARROW_BELOW_PX = 560
 LABEL_EVERY_PX = 30  # rank and node labels are 12 px tall; closer ones are a grey wall
 LABEL_EVERY_MANY_PX = 64
-
-RUN_ROWS = (
-    ("loss", "Loss", "loss", 160),
-    ("grad_norm", "Gradient norm", "grad_norm", 110),
-    ("lr", "Learning rate", "lr", 48),
-    ("loss_scale", "Loss scale", "loss_scale", 48),
-    ("step_time_s", "Step time, s", "step_time_s", 72),
-)
 
 
 def plot_width(asked: str) -> int:
@@ -131,17 +121,21 @@ def add_curve(
     policy: Policy,
 ) -> bool:
     """Add a curve with its baseline band; return whether the band is there."""
-    shown = [point for point in points if point["step"] >= stack.step_first]
     banded = False
-    steps_in_view = stack.step_last - stack.step_first
-    if steps_in_view <= baseline.MAX_STEPS:
-        steps, low, middle, high = curve_band(points, form, policy, stack.step_first)
-        if steps:
-            stack.band(row, steps, low, high)
-            stack.median(row, steps, middle)
-            banded = True
+    if stack.step_last - stack.step_first <= baseline.MAX_STEPS:
+        banded = add_band(stack, row, points, form, policy)
+    shown = [point for point in points if point["step"] >= stack.step_first]
     stack.curve(row, shown, words, form)
     return banded
+
+
+def add_band(stack: Stack, row: Row, points: Sequence[queries.Point], form: str, policy: Policy) -> bool:
+    """Add the baseline of a series that a detector judges; return whether there is one."""
+    steps, low, middle, high = curve_band(points, form, policy, stack.step_first)
+    if steps:
+        stack.band(row, steps, low, high)
+        stack.median(row, steps, middle)
+    return bool(steps)
 
 
 def curve_axis(
@@ -196,65 +190,6 @@ def curve_band(
     return baseline.band(points, rules, log=log, step_first=step_first)
 
 
-def run_figure(
-    run: Run,
-    attempt: int,
-    step_first: int,
-    step_last: int,
-    *,
-    policy: Policy,
-    marks: Sequence[tuple[int, str, bool]],
-    width: int,
-) -> JSON:
-    """Return the stack of a run: marks, loss, gradient norm, lr, loss scale, step time.
-
-    Rows without a single value are left out and named in `layout.meta.absent`.
-    """
-    names = [name for name, _, _, _ in RUN_ROWS]
-    before = (
-        max(0, step_first - policy.spike.window)
-        if step_last - step_first <= baseline.MAX_STEPS
-        else step_first
-    )
-    found = queries.series(run, attempt, names, before, step_last, MAX_POINTS)
-    have: Mapping[str, list[queries.Point]] = {
-        name: points for name, points in found.items() if any(point["step"] >= step_first for point in points)
-    }
-    rows = [Row("marks", 17, axis={"range": [0, 1], "visible": False})]
-    for name, _, _, height in RUN_ROWS:
-        if name in have:
-            rows.append(Row(name, height, above=20, axis=curve_axis(name, have[name], step_first, height)))
-    if len(rows) == 1:
-        rows.append(Row("loss", 160, above=20, axis=value_axis()))
-    stack = Stack(
-        rows, step_first=step_first, step_last=step_last, key=f"{run.pk}:{attempt}:{step_first}-{step_last}"
-    )
-    stack.marks(stack.rows["marks"], marks, width)
-    captions = {}
-    for name, words, form, _ in RUN_ROWS:
-        if name in have:
-            banded = add_curve(stack, stack.rows[name], have[name], words=words, form=form, policy=policy)
-            captions[name] = f"{words}{', band is median ± 6 σ of 200 steps' if banded else ''}"
-    figure = stack.figure()
-    figure["layout"]["meta"]["captions"] = captions
-    figure["layout"]["meta"]["absent"] = [words for name, words, _, _ in RUN_ROWS if name not in have]
-    return figure
-
-
 def _positive(points: Sequence[queries.Point]) -> bool:
     """Return whether a log axis can show every finite value: a gradient norm of 0 is a real signal."""
     return all(point["value"] is None or point["value"] > 0 for point in points)
-
-
-def checkpoint_marks(run: Run, attempt: int, step_first: int, step_last: int) -> list[tuple[int, str, bool]]:
-    """Return the marks of checkpoints in view: the word says verified, not verified or bad."""
-    words: Mapping[str, str] = {
-        Checkpoint.State.VERIFIED: "◆ checkpoint {}, verified",
-        Checkpoint.State.COMMITTED: "◇ checkpoint {}, not verified",
-        Checkpoint.State.BAD: "✕ checkpoint {}, bad",
-        Checkpoint.State.DELETED: "checkpoint {}, deleted",
-    }
-    rows: Any = Checkpoint.objects.filter(
-        run=run, attempt=attempt, step__gte=step_first, step__lte=step_last
-    ).values_list("step", "state")
-    return [(step, words[state].format(formatting.count(step)), False) for step, state in rows]

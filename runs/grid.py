@@ -173,6 +173,12 @@ def read_window(steps: str, ranks: str, opening: Window, extent_: Extent) -> Win
     return Window(step_first, step_last, row_first, row_last)
 
 
+def read_steps(text: str) -> tuple[int, int] | None:
+    """Return the first and last step of `17875-18014`; None for anything else."""
+    found = _pair(text, -1, -1, MAX_STEP)
+    return None if found == (-1, -1) else found
+
+
 def _pair(text: str, first: int, last: int, most: int) -> tuple[int, int]:
     low, dash, high = text.partition("-")
     if not (dash and low.isdecimal() and high.isdecimal() and len(low) < 20 and len(high) < 20):

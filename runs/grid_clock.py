@@ -4,6 +4,7 @@ All ranks of an attempt step together, so each step has one time: when its first
 from the report of the one before to its own. A longer pause is its own stretch: held, or nothing posted.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -75,6 +76,13 @@ class Clock:
         """Return the middle of a step, in seconds since 1970."""
         low, high = np.interp([step, step + 1], self.edges, self.times).tolist()
         return float(low + high) / 2
+
+    def of(self, steps: Sequence[int]) -> list[float]:
+        """Return the middle of many steps, in seconds since 1970."""
+        at = np.asarray(steps, np.float64)
+        low, high = np.interp(at, self.edges, self.times), np.interp(at + 1, self.edges, self.times)
+        found: list[float] = ((low + high) / 2).tolist()
+        return found
 
     def drawn(self, plane: Plane) -> Plane:
         """Return the columns of `plane` uint8[rows, bins] in the order of time, with the pauses."""

@@ -22,6 +22,7 @@ from runs import answers, bell, joining, judging, minima, reports, turns
 from runs.attempts import Attempts
 from runs.clocks import late_events, skew_finding
 from runs.judging import Judged
+from runs.node_events import NODE_EVENTS
 from runs.problems import Problem
 from runs.progress import board, shown_values
 from runs.rows import Post, directive_text, find_receipt, insert_receipt, raw_cursor
@@ -31,7 +32,7 @@ from runs.unread import keep_unread
 log = logging.getLogger(__name__)
 
 TRIES = 3  # of a transaction that lost a deadlock or was told to retry
-_WATCHED = frozenset({"step", "skip"})
+_WATCHED = frozenset({"step", "skip", *NODE_EVENTS})
 
 
 class Duplicate(Exception):

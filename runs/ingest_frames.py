@@ -93,8 +93,7 @@ def take_frame(post: Post, body: bytes, frame: Frame, policy: Policy) -> HttpRes
         raise Duplicate
     step = int(frame.step.max()) if frame.stream == "rank" and not late else None
     board.note(post.run_id, at=post.received_at, attempt=frame.attempt, step=step, values={}, node=frame.node)
-    if frame.stream != "node":
-        bell.ring("runs.tasks.look", post.run_id)
+    bell.ring("runs.tasks.look", post.run_id)
     return answer
 
 

@@ -1,31 +1,39 @@
-"""What the Runs page and the head of a Run page say about a run."""
+"""What the Runs page and the head of a Run page say about a run.
 
-import math
-from dataclasses import dataclass
+The state of every run is needed to count and to sort them, so it is told by narrow columns only; values,
+nodes and curves are read for the runs that are shown.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import QuerySet
+from django.db.models import IntegerField, QuerySet
+from django.db.models.expressions import RawSQL
 from django.utils import timezone
 
-from runs import formatting, queries
-from runs.models import Attempt, Directive, Run, RunProgress
-from runs.queries import Point
+from runs import formatting, sparks
+from runs.models import Run, RunProgress
+from runs.rows import raw_cursor
+from runs.sparks import Spark
 
 # Without a learnt step time: a first step after a launch (compile, data) takes minutes, not ten.
 NO_PROGRESS_AFTER = timedelta(minutes=10)
-SPARK_STEPS, SPARK_POINTS = 240, 60
-SPARK_W, SPARK_H = 120, 24
+FRESH = timedelta(minutes=1)  # a node that posted within it is alive
 
 ORDER = ("held", "resuming", "not watched", "no progress", "running", "no steps yet", "finished")
 
 
 @dataclass(frozen=True, slots=True)
-class Spark:
-    """A small curve: SVG points, and where it became nonfinite."""
+class Standing:
+    """Where one run stands, as far as the list is sorted and filtered by it."""
 
-    points: str
-    nonfinite_x: float | None
+    pk: int
+    slug: str
+    state: str
+    since: datetime | None
+    oldest: datetime  # the newest step, or when the run was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +46,17 @@ class RunLine:
     attempt: int | None
     world_size: int | None
     progress: RunProgress | None
-    step: int | None
     loss: str
     grad_norm: str
     alive: str
+    silent: int  # nodes not heard within a minute
     not_watched: str
-    loss_spark: Spark | None = None
-    grad_norm_spark: Spark | None = None
+    sparks: Mapping[str, Spark] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int | None:
+        """The newest step."""
+        return self.progress.step if self.progress is not None else None
 
 
 def latest(last: dict[str, Any], name: str) -> tuple[str, object]:
@@ -57,118 +69,117 @@ def latest(last: dict[str, Any], name: str) -> tuple[str, object]:
     return formatting.metric(name, value), value
 
 
-def lines(runs: QuerySet[Run], *, sparks: bool = True, now: datetime | None = None) -> list[RunLine]:
-    """Return one line per run: those that need a person first, then by oldest progress."""
+_STANDINGS = """
+SELECT r.id, r.slug, r.created_at, r.finished_at, p.step_at, p.not_watched_since, d.kind, d.since
+FROM runs_run r LEFT JOIN runs_runprogress p ON p.run_id = r.id
+LEFT JOIN LATERAL (
+    SELECT kind, since FROM runs_directive WHERE run_id = r.id ORDER BY seq DESC LIMIT 1) d ON true
+WHERE r.id = ANY(%s)
+"""
+
+
+def standings(runs: QuerySet[Run], *, now: datetime | None = None) -> list[Standing]:
+    """Return where each run stands: those that need a person first, then by oldest progress."""
     now = now or timezone.now()
-    rows = list(runs.select_related("progress", "project"))
-    ids = [run.pk for run in rows]
-    directives = {
-        row.run_id: row
-        for row in Directive.objects.filter(run__in=ids).order_by("run_id", "-seq").distinct("run_id")
-    }
-    attempts = {
-        row.run_id: row
-        for row in Attempt.objects.filter(run__in=ids).order_by("run_id", "-number").distinct("run_id")
-    }
-    found = [_line(run, directives.get(run.pk), attempts.get(run.pk), now, sparks=sparks) for run in rows]
-    return sorted(found, key=lambda line: (ORDER.index(line.state), _oldest(line), line.run.slug))
+    with raw_cursor() as cursor:
+        cursor.execute(_STANDINGS, (list(runs.order_by().values_list("pk", flat=True)),))
+        rows = cursor.fetchall()
+    found = []
+    for pk, slug, created_at, finished_at, step_at, not_watched_since, kind, since in rows:
+        word, of = _state(finished_at, kind, since, step_at, not_watched_since, now)
+        found.append(Standing(pk, slug, word, of, step_at or created_at))
+    return sorted(found, key=lambda one: (ORDER.index(one.state), one.oldest, one.slug))
 
 
-def _oldest(line: RunLine) -> datetime:
-    if line.progress is not None and line.progress.step_at is not None:
-        return line.progress.step_at
-    return line.run.created_at
-
-
-def state_of(
-    run: Run, directive: Directive | None, progress: RunProgress | None, now: datetime
+def _state(
+    finished_at: datetime | None,
+    kind: str | None,
+    since: datetime | None,
+    step_at: datetime | None,
+    not_watched_since: datetime | None,
+    now: datetime,
 ) -> tuple[str, datetime | None]:
     """Return the run's state as a word, and since when."""
-    if run.finished_at is not None:
-        return "finished", run.finished_at
-    if directive is not None and directive.kind == Directive.Kind.HOLD:
-        return "held", directive.since
-    stepped = progress.step_at if progress is not None else None
-    if (
-        directive is not None
-        and directive.kind in {Directive.Kind.RESUME, Directive.Kind.ROLLBACK}
-        and (stepped is None or stepped < directive.since)
-    ):
-        return "resuming", directive.since
-    if progress is not None and progress.not_watched_since is not None:
-        return "not watched", progress.not_watched_since
-    if stepped is None:
+    if finished_at is not None:
+        return "finished", finished_at
+    if kind == "hold":
+        return "held", since
+    if kind in {"resume", "rollback"} and since is not None and (step_at is None or step_at < since):
+        return "resuming", since
+    if not_watched_since is not None:
+        return "not watched", not_watched_since
+    if step_at is None:
         return "no steps yet", None
-    if now - stepped > NO_PROGRESS_AFTER:
-        return "no progress", stepped
+    if now - step_at > NO_PROGRESS_AFTER:
+        return "no progress", step_at
     return "running", None
 
 
-def _line(
-    run: Run, directive: Directive | None, attempt: Attempt | None, now: datetime, *, sparks: bool
-) -> RunLine:
+# A launch may have told anything for its nodes.
+_NAMED = "CASE WHEN jsonb_typeof(nodes) = 'array' THEN jsonb_array_length(nodes) END"
+NAMED_NODES = RawSQL(_NAMED, (), output_field=IntegerField(null=True))  # noqa: S611 (a constant)
+
+# Times of nodes are written by us in one form, so that texts compare as times do.
+_SHOWN = f"""
+SELECT r.id, a.number, a.world_size, a.named,
+       (SELECT count(*) FROM jsonb_object_keys(p.nodes)),
+       (SELECT count(*) FROM jsonb_each_text(p.nodes) n WHERE n.value >= %s)
+FROM runs_run r LEFT JOIN runs_runprogress p ON p.run_id = r.id
+LEFT JOIN LATERAL (
+    SELECT number, world_size, {_NAMED} AS named
+    FROM runs_attempt WHERE run_id = r.id ORDER BY number DESC LIMIT 1) a ON true
+WHERE r.id = ANY(%s)
+"""  # noqa: S608 (constants)
+
+
+def lines(standing: Iterable[Standing], *, curves: bool = True, now: datetime | None = None) -> list[RunLine]:
+    """Return what is shown of each run, in the order given."""
+    standing, now = list(standing), now or timezone.now()
+    ids = [one.pk for one in standing]
+    runs = Run.objects.select_related("progress", "project").defer("progress__nodes").in_bulk(ids)
+    with raw_cursor() as cursor:
+        cursor.execute(_SHOWN, (f"{now - FRESH:%Y-%m-%dT%H:%M:%S}", ids))
+        facts = {row[0]: row[1:] for row in cursor}
+    drawn: dict[tuple[int, str], Spark] = {}
+    if curves:
+        newest = [
+            (pk, run.progress.attempt or facts[pk][0] or 1, run.progress.step)
+            for pk, run in runs.items()
+            if hasattr(run, "progress") and run.progress.step is not None
+        ]
+        drawn = sparks.of_runs(newest)
+    return [_line(one, runs[one.pk], facts[one.pk], drawn) for one in standing if one.pk in runs]
+
+
+def _line(one: Standing, run: Run, facts: tuple[Any, ...], drawn: Mapping[tuple[int, str], Spark]) -> RunLine:
+    number, world_size, named, known, fresh = facts
     progress = getattr(run, "progress", None)
-    state, since = state_of(run, directive, progress, now)
     last = progress.last if progress is not None else {}
-    number = attempt.number if attempt is not None else (progress.attempt if progress is not None else None)
-    sparkline: dict[str, Spark | None] = {}
-    if sparks and progress is not None and progress.step is not None and number is not None:
-        first = max(0, progress.step - SPARK_STEPS)
-        names = ["loss", "grad_norm"]
-        found = queries.series(run, number, names, first, progress.step, SPARK_POINTS)
-        sparkline = {name: spark(points, log=name == "grad_norm") for name, points in found.items()}
+    total = named or known or 0
     return RunLine(
         run=run,
-        state=state,
-        since=since,
-        attempt=number,
-        world_size=attempt.world_size if attempt is not None else None,
+        state=one.state,
+        since=one.since,
+        attempt=number if number is not None else (progress.attempt if progress is not None else None),
+        world_size=world_size,
         progress=progress,
-        step=progress.step if progress is not None else None,
         loss=latest(last, "loss")[0],
         grad_norm=latest(last, "grad_norm")[0],
-        alive=alive(progress, attempt, now),
+        alive=alive(progress, total, known or 0, fresh or 0),
+        silent=max(0, total - (fresh or 0)) if known else 0,
         not_watched=progress.not_watched_why if progress is not None and progress.not_watched_since else "",
-        loss_spark=sparkline.get("loss"),
-        grad_norm_spark=sparkline.get("grad_norm"),
+        sparks={name: drawn[run.pk, name] for name in sparks.NAMES if (run.pk, name) in drawn},
     )
 
 
-def alive(progress: RunProgress | None, attempt: Attempt | None, now: datetime) -> str:
-    """Return how many nodes were heard from in the last minute: `8 of 8 nodes`."""
-    heard: dict[str, str] = progress.nodes if progress is not None else {}
-    if not heard:
+def alive(progress: RunProgress | None, total: int, known: int, fresh: int) -> str:
+    """Return how many nodes were heard from in the last minute: `8 of 8 nodes`.
+
+    Args:
+        total: nodes that the launch named, or, where it named none, all that posted.
+        known: nodes that ever posted.
+        fresh: those of them that did within the last minute.
+    """
+    if not known:
         return "not heard yet" if progress is None or progress.last_post_at is None else "nodes not named"
-    named = attempt.nodes if attempt is not None else []
-    known = {str(node.get("node", "")) for node in named} or set(heard)
-    fresh = sum(1 for node in known if node in heard and is_fresh(heard[node], now))
-    return f"{fresh:,} of {formatting.plural(len(known), 'node')}"
-
-
-def is_fresh(stamp: str, now: datetime) -> bool:
-    """Return whether an RFC 3339 time lies in the last minute; what can not be read is not fresh."""
-    try:
-        moment = datetime.fromisoformat(stamp)
-    except ValueError:
-        return False
-    return moment.tzinfo is not None and now - moment <= timedelta(minutes=1)
-
-
-def spark(points: list[Point], *, log: bool = False) -> Spark | None:
-    """Return a small curve of finite points; None with fewer than two."""
-    usable = [
-        (point["step"], math.log(value) if log else value)
-        for point in points
-        if (value := point["value"]) is not None and (not log or value > 0)
-    ]
-    if len(usable) < 2:
-        return None
-    first, last = points[0]["step"], points[-1]["step"]
-    low, high = min(y for _, y in usable), max(y for _, y in usable)
-    wide, tall = max(1, last - first), (high - low) or 1.0
-    text = " ".join(
-        f"{(x - first) / wide * SPARK_W:.1f},{2 + (1 - (y - low) / tall) * (SPARK_H - 4):.1f}"
-        for x, y in usable
-    )
-    bad = next((point["step"] for point in points if point["value"] is None and point["flag"]), None)
-    return Spark(text, None if bad is None else round(min((bad - first) / wide * SPARK_W, SPARK_W - 9), 1))
+    return f"{min(fresh, total):,} of {formatting.plural(total, 'node')}"

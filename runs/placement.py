@@ -39,7 +39,7 @@ def _nodes(pk: int, version: str) -> list[Node]:
     told = Attempt.objects.filter(pk=pk).values_list("nodes", flat=True).first() or []
     known = []
     for entry in told:
-        held = sorted(rank for rank in _expand(entry.get("ranks")) if rank >= 0)
+        held = sorted(rank for rank in expanded(entry.get("ranks")) if rank >= 0)
         if held:
             uuids = entry.get("gpu_uuids")
             known.append((str(entry.get("node", "")), held, uuids if isinstance(uuids, list) else []))
@@ -55,7 +55,7 @@ def _topology(pk: int, version: str) -> Topology | None:
         return None  # a launch that names unreadable groups must not hide the first bad cell
 
 
-def _expand(value: object) -> list[int]:
+def expanded(value: object) -> list[int]:
     """Return ranks from a list of integers or from ranges such as `0-3,6`; [] for anything else."""
     if isinstance(value, list):
         return [rank for rank in value if isinstance(rank, int)]

@@ -7,8 +7,9 @@ from typing import Any
 from andon.detect.cells import SOURCES, VALUES, BadCells, FirstBad, Phase, cells
 from andon.detect.cells import first_bad as earliest
 from runs.cellmap import grid_states
-from runs.curves import Point, layer_series, series
+from runs.curves import Point, series
 from runs.lanes import folded, numbers
+from runs.layer_curves import layer_series
 from runs.models import Event, Run
 from runs.placement import topology_of
 from runs.rows import raw_cursor

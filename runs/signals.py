@@ -28,3 +28,7 @@ fleet_reported = Signal()
 # Sent with `run: Run` and `event: andon.wire.Event` for each `action` event (an automatic action a
 # trainer or supervisor took, which belongs in the ledger).
 action_reported = Signal()
+
+# Asked, not told: sent with `run: Run`, `attempts: Sequence[int]`, `first: int` and `last: int` when the
+# curves of a run are drawn. Receivers return a list of `runs.marks.Mark`.
+marks_wanted = Signal()

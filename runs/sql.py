@@ -76,7 +76,8 @@ ALTER TABLE runs_frame ALTER COLUMN body SET STORAGE EXTERNAL;
 ALTER TABLE runs_frame ALTER COLUMN state_plane SET STORAGE EXTERNAL;
 CREATE INDEX frame_by_step ON runs_frame (run_id, attempt, stream, step_first, step_last);
 
--- Blocks of the grid are compressed already, and a tile reads one form of three: none lies in the row.
+-- Blocks are compressed already, and a tile reads one form of three: none lies in the row.
+ALTER TABLE runs_curveblock ALTER COLUMN columns SET STORAGE EXTERNAL;
 ALTER TABLE runs_gridblock ALTER COLUMN cells SET STORAGE EXTERNAL, ALTER COLUMN by_8 SET STORAGE EXTERNAL,
     ALTER COLUMN by_64 SET STORAGE EXTERNAL;
 

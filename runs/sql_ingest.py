@@ -28,7 +28,8 @@ BEGIN
         RETURNING id, index, type, received_at
     ), noted AS (
         INSERT INTO runs_pending (run_id, what, ref, received_at)
-        SELECT p_run, 'event', id, received_at FROM stored WHERE type IN ('step', 'skip')
+        SELECT p_run, 'event', id, received_at FROM stored
+        WHERE type IN ('step', 'skip', 'node.state') OR type LIKE 'hardware.%'
     )
     SELECT array_agg(id ORDER BY index) INTO ids FROM stored;
     RETURN ids;
@@ -75,10 +76,8 @@ BEGIN
         p_step_last, p_lane_first, p_lane_last, p_lanes, p_rows, p_metrics, p_plane, p_bad_cells, p_skips,
         p_backfill OR p_attempt < p_current, p_webhook_id)
     RETURNING id INTO new_id;
-    IF p_stream IN ('rank', 'layer') THEN
-        INSERT INTO runs_pending (run_id, what, ref, received_at)
-            VALUES (p_run, 'frame', new_id, p_received);
-    END IF;
+    INSERT INTO runs_pending (run_id, what, ref, received_at)
+        VALUES (p_run, 'frame', new_id, p_received);
     RETURN new_id;
 END $$;
 

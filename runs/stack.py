@@ -5,7 +5,7 @@ Colours are left as `var(--token)`; the page's script puts in the tokens of the 
 Attributes: Plotly figure reference (https://plotly.com/javascript/reference/).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,8 @@ from runs.queries import Point
 AXIS_PX = 18  # tick labels under the last row: the figure's bottom margin
 NAN_AT = 0.86  # where nonfinite marks stand on a row's hidden 0..1 axis
 MERGE_PX = 12  # marks closer than this are one mark with a count
+MARKS_ACROSS = 70  # nonfinite marks over the width, which at 12 px each still stand beside each other
+FORMS = {"loss": ".4g", "lr": ".2g"}  # of values under the pointer; others have three digits
 
 JSON = dict[str, Any]
 
@@ -67,6 +69,12 @@ class Stack:
         """Return where a step lies on the x axis."""
         return step if self.clock is None else self.clock.at(step)
 
+    def xs(self, steps: Sequence[int]) -> list[float]:
+        """Return where many steps lie on the x axis."""
+        if self.clock is None:
+            return list(steps)
+        return [round(at, 3) for at in self.clock.of(steps)]
+
     def domain(self, row: Row) -> list[float]:
         """Return the row's share of the plot, from its bottom."""
         return [
@@ -107,25 +115,42 @@ class Stack:
             }
         )
 
-    def curve(self, row: Row, points: Sequence[Point], words: str, form: str) -> None:
-        """Add a line that stops before nonfinite values and marks them at the row's upper edge."""
+    def curve(
+        self,
+        row: Row,
+        points: Sequence[Point],
+        words: str,
+        form: str,
+        *,
+        colour: str = "var(--curve)",
+        who: Mapping[int, str] | None = None,
+    ) -> None:
+        """Add a line that stops before nonfinite values and marks them at the row's upper edge.
+
+        Args:
+            who: words for the lanes that said a value, by the key that points carry.
+        """
         finite = [point["value"] for point in points]
-        self.traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines" if sum(v is not None for v in finite) > 1 else "markers",
-                "x": [self.x(point["step"]) for point in points],
-                "y": finite,
-                "yaxis": row.y,
-                "line": {"color": "var(--curve)", "width": 1.4, "simplify": False},
-                "marker": {"color": "var(--curve)", "size": 5},
-                "connectgaps": False,
-                "name": words,
-                "text": [formatting.metric(form, value) for value in finite],
-                "hovertemplate": f"{words} %{{text}}<extra></extra>",
-            }
-        )
-        marks = nonfinite_runs(points)
+        trace: JSON = {
+            "type": "scatter",
+            "mode": "lines" if sum(v is not None for v in finite) > 1 else "markers",
+            "x": self.xs([point["step"] for point in points]),
+            "y": finite,
+            "yaxis": row.y,
+            "line": {"color": colour, "width": 1.4 if colour == "var(--curve)" else 1, "simplify": False},
+            "marker": {"color": colour, "size": 5},
+            "connectgaps": False,
+            "name": words,
+            "hovertemplate": f"{words} %{{y:{FORMS.get(form, '.3g')}}}<extra></extra>",
+        }
+        if who and any("who" in point for point in points):
+            trace["text"] = [
+                f" on {formatting.figure_text(who[point['who']])}" if point.get("who") in who else ""
+                for point in points
+            ]
+            trace["hovertemplate"] = f"{words} %{{y:.4g}}%{{text}}<extra></extra>"
+        self.traces.append(trace)
+        marks = nonfinite_runs(points, apart=(self.step_last - self.step_first) // MARKS_ACROSS)
         near_end = self.step_last - 0.12 * (self.step_last - self.step_first)
         if marks:
             self.traces.append(
@@ -148,6 +173,21 @@ class Stack:
                     "hovertemplate": f"{words}%{{text}}<extra></extra>",
                 }
             )
+
+    def bar(self, row: Row, first: float, last: float, y: float, *, newest: bool) -> None:
+        """Add a bar over some steps; the newest of several is drawn in full."""
+        self.shapes.append(
+            {
+                "type": "line",
+                "xref": "x",
+                "yref": row.y,
+                "x0": first,
+                "x1": last,
+                "y0": y,
+                "y1": y,
+                "line": {"color": "var(--text)" if newest else "var(--line2)", "width": 3},
+            }
+        )
 
     def band(self, row: Row, steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:
         """Add the detector's baseline band behind the row's line."""
@@ -381,19 +421,26 @@ class Stack:
         return {"data": self.traces, "layout": layout}
 
 
-def nonfinite_runs(points: Sequence[Point]) -> list[tuple[int, str, int]]:
-    """Return (first step, word, how many) for each run of nonfinite points of one kind."""
+def nonfinite_runs(points: Sequence[Point], *, apart: int = 0) -> list[tuple[int, str, int]]:
+    """Return (first step, word, how many) for each run of nonfinite points of one kind.
+
+    Args:
+        apart: runs of one kind that begin no further apart than this many steps would touch, and are one.
+    """
     found: list[tuple[int, str, int]] = []
     open_run = False
     for point in points:
         word = formatting.nonfinite(point["flag"]) if point["value"] is None else None
         if word is None:
             open_run = False
-        elif open_run and found[-1][1] == word:
-            found[-1] = (found[-1][0], word, found[-1][2] + 1)
+            continue
+        count = point.get("count", 1)
+        near = bool(found) and 0 <= point["step"] - found[-1][0] <= apart
+        if (open_run or near) and found[-1][1] == word:
+            found[-1] = (found[-1][0], word, found[-1][2] + count)
         else:
-            found.append((point["step"], word, 1))
-            open_run = True
+            found.append((point["step"], word, count))
+        open_run = True
     return found
 
 

@@ -18,7 +18,8 @@ _WAITING = """
 SELECT what, ref, received_at, NULL::bytea FROM runs_pending WHERE run_id = %(run)s AND what <> 'finding'
 UNION ALL
 SELECT CASE WHEN points IS NULL THEN 'frame' ELSE 'points' END, coalesce(frame, id), received_at, points
-FROM runs_gridwaiting WHERE run_id = %(run)s AND attempt = %(attempt)s
+FROM runs_gridwaiting
+WHERE run_id = %(run)s AND attempt = %(attempt)s AND (points IS NOT NULL OR frame IS NOT NULL)
 """
 _FRAMES = """
 SELECT id, step_first, step_last, coalesce(lane_last, -1) FROM runs_frame

@@ -18,7 +18,7 @@ from andon.detect.finding import Finding as Said
 from andon.detect.nonfinite import row_health, seen_in_event, seen_in_frame
 from andon.detect.skips import StepSeen
 from andon.wire import decode_frame
-from runs import bell, compaction, judging
+from runs import bell, compaction, judging, node_events
 from runs.ingest_frames import with_masks
 from runs.judging import Judged
 from runs.locks import try_watch
@@ -69,6 +69,7 @@ def _round(run_id: int) -> int:
             return 0
         events, frames = _events(run_id, pending), _frames(run_id, pending)
         compaction.leave(run_id, pending, events, frames)
+        node_events.keep(run_id, events)
         failure: Exception | None = None
         try:
             # A savepoint: what a failing detector half wrote must go, the pending rows with it must not.
@@ -100,7 +101,8 @@ def _watch(run_id: int, pending: Sequence[Pending], events: Sequence[Event], fra
     memory = Memory(run_id, policy)
     current = Attempt.objects.filter(run_id=run_id).aggregate(newest=Max("number"))["newest"] or 1
     # In order of training, not of arrival: posts of one second arrive in any order.
-    things: list[Event | Frame] = [*events, *frames]
+    things: list[Event | Frame] = [event for event in events if event.type in {"step", "skip"}]
+    things += [frame for frame in frames if frame.stream != "node"]
     things.sort(key=_training_order)
     first_steps: dict[int, int] = {}
     for thing in things:

@@ -1,10 +1,12 @@
 """Tables of `runs`, one file per idea."""
 
+from runs.models.curves import CurveBlock
 from runs.models.directives import Directive, DirectiveAck
 from runs.models.findings import DetectorState, Finding, FirstBad
 from runs.models.grid import Grid, GridBlock, GridWaiting
 from runs.models.hooks import FleetReport, HookToken
 from runs.models.keys import ServerKey
+from runs.models.nodes import NodeEvent, NodeReading, NodeStay
 from runs.models.people import Membership, Person, Project, Role, Token
 from runs.models.policies import PolicyVersion
 from runs.models.runs import Attempt, Checkpoint, Run, RunProgress, RunSecret
@@ -14,6 +16,7 @@ from runs.models.work import Work
 __all__ = [
     "Attempt",
     "Checkpoint",
+    "CurveBlock",
     "DetectorState",
     "Directive",
     "DirectiveAck",
@@ -27,6 +30,9 @@ __all__ = [
     "GridWaiting",
     "HookToken",
     "Membership",
+    "NodeEvent",
+    "NodeReading",
+    "NodeStay",
     "Pending",
     "Person",
     "PolicyVersion",

@@ -52,7 +52,7 @@ class GridBlock(models.Model):
 
 
 class GridWaiting(models.Model):
-    """Cells that a worker has looked at and that are not in the blocks yet: a frame, or points of events.
+    """What a worker has looked at and is not in the blocks yet: a frame, or what events said.
 
     Deleted in the transaction that takes them into the blocks.
     """
@@ -60,7 +60,8 @@ class GridWaiting(models.Model):
     run = models.ForeignKey(Run, models.CASCADE, related_name="+", db_constraint=False, db_index=False)
     attempt = models.PositiveIntegerField()
     frame = models.BigIntegerField(null=True)
-    points = models.BinaryField(null=True)  # see runs.points
+    points = models.BinaryField(null=True)  # cells of events, see runs.points
+    curves = models.BinaryField(null=True)  # values of events, see runs.curve_values
     received_at = models.DateTimeField()
 
     class Meta:

@@ -133,8 +133,11 @@
           inl.style.top = offset + rows[name][0] - 17 + "px";
           box.append(inl);
         }
+        const column = box.querySelector("[data-column]");
+        if (column) column.textContent = meta.column > 1 ? "Every pixel shows least and greatest value of " + meta.column.toLocaleString("en-US") + " steps, at their own steps." : "";
+        tell(meta.text);
         const absent = box.querySelector("[data-absent]");
-        if (absent) absent.textContent = meta.absent.length ? "Not measured in this range: " + meta.absent.join(", ").toLowerCase() + "." : "";
+        if (absent) absent.textContent = meta.absent.length ? "Not measured in this range: " + meta.absent.join(", ") + "." : "";
       }
       if (over && meta.overview) {
         const image = over.querySelector("img");
@@ -146,6 +149,24 @@
         if (choice.tagName === "SELECT") choice.value = shown;
         else choice.setAttribute("aria-pressed", String(shown === choice.dataset.value));
       }
+    }
+
+    // The figure as a table, for who does not see it.
+    function tell(rows) {
+      const details = box.parentNode.querySelector("[data-text-of]");
+      if (!details || !rows) return;
+      const heads = Array.from(details.querySelectorAll("th")).map((head) => head.textContent.toLowerCase());
+      details.querySelector("tbody").replaceChildren(...rows.map((cells) => {
+        const row = document.createElement("tr");
+        row.append(...cells.map((text, at) => {
+          const cell = document.createElement("td");
+          if (at) cell.dataset.h = heads[at];
+          cell.textContent = text;
+          return cell;
+        }));
+        return row;
+      }));
+      details.hidden = !rows.length;
     }
 
     // Time or steps: where a step lies in the picture, and which step lies there.
@@ -191,6 +212,13 @@
       return view({ steps: between(middle - half, middle + half - 1) });
     }
 
+    // What a drag does, for the keyboard: no further than there are steps.
+    function pan(share) {
+      const [a, b] = state.meta.steps, [low, high] = state.meta.extent, wide = b - a;
+      const from = Math.max(low, Math.min(high - wide, a + share * (wide + 1)));
+      return view({ steps: between(from, from + wide) });
+    }
+
     const stack = { box, plot, state, stepAt, placeOf, view, zoom, sort: () => view({ sort: state.sort === "failure" ? "" : "failure", ranks: "" }) };
     const cells = box.dataset.cells && window.andonCells ? window.andonCells(stack) : null;
 
@@ -221,8 +249,13 @@
 
     for (const button of box.parentNode.querySelectorAll("[data-zoom]")) {
       button.addEventListener("click", () => {
-        if (button.dataset.zoom === "all") view({ steps: state.meta.extent.join("-"), ranks: "" });
-        else if (cells) cells.toFirst();
+        const how = button.dataset.zoom;
+        if (how === "first") { if (cells) cells.toFirst(); return; }
+        if (!state.meta) return;
+        if (how === "all") view({ steps: state.meta.extent.join("-"), ranks: "" });
+        else if (how === "in") zoom(0.25);
+        else if (how === "out") zoom(4);
+        else pan(how === "earlier" ? -0.5 : 0.5);
       });
     }
     for (const choice of box.parentNode.querySelectorAll("[data-view]")) {
