@@ -5,6 +5,7 @@ deviation of normal noise (Rousseeuw & Croux, "Alternatives to the Median Absolu
 Median and MAD, because the mean and standard deviation of a window with one spike in it hide the next.
 """
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,6 +63,7 @@ class RobustBaseline:
         self._strikes = 0
         self._calm = 0
         self._centre: tuple[float, float] | None = None
+        self._off_grid = 0  # values of the window that are no multiple of the quantum looked for
 
     def __len__(self) -> int:
         return len(self._window)
@@ -85,7 +87,7 @@ class RobustBaseline:
         middle, mad = median_and_mad(self._sorted)
         if mad == 0:
             quantum = self.quantum
-            if quantum is None and all((value * 128).is_integer() for value in self._sorted):
+            if quantum is None and not self._off_grid:
                 quantum = BF16_QUANTUM
             mad = quantum or 0.0
         return middle, max(mad, self.rules.mad_floor)
@@ -100,11 +102,11 @@ class RobustBaseline:
     def update(self, value: float) -> Verdict:
         """Judge a finite value and take it in; a flagged value never enters the window."""
         rules, n = self.rules, len(self._window)
-        z = self.z(value)
-        if z is None:
+        if n < rules.warm_up:
             self._admit(value)
             return Verdict(None, None, None, n, 0, None)
-        middle, mad = self.centre
+        middle, mad = self._centre or self.centre
+        z = (value - middle) / (CONSISTENCY * mad)
         if z <= rules.warn_z:
             self._strikes = 0
             self._calm += 1
@@ -123,11 +125,16 @@ class RobustBaseline:
         return Verdict(z, middle, mad, n, self._strikes, "halt" if halt else "warn")
 
     def _admit(self, value: float) -> None:
-        self._window.append(value)
-        insort(self._sorted, value)
-        if len(self._window) > self.rules.window:
-            old = self._window.popleft()
-            del self._sorted[bisect_left(self._sorted, old)]
+        window, ordered = self._window, self._sorted
+        window.append(value)
+        insort(ordered, value)
+        if value % BF16_QUANTUM:
+            self._off_grid += 1
+        if len(window) > self.rules.window:
+            old = window.popleft()
+            del ordered[bisect_left(ordered, old)]
+            if old % BF16_QUANTUM:
+                self._off_grid -= 1
         self._centre = None
 
     def restart(self, values: Iterable[float] = ()) -> None:
@@ -135,6 +142,7 @@ class RobustBaseline:
         kept = list(values)[-self.rules.window :]
         self._window = deque(kept)
         self._sorted = sorted(kept)
+        self._off_grid = sum(value % BF16_QUANTUM != 0 for value in kept)
         self._flagged.clear()
         self._strikes = self._calm = 0
         self._centre = None
@@ -156,10 +164,12 @@ class RobustBaseline:
 
 
 def median_and_mad(ordered: Sequence[float]) -> tuple[float, float]:
-    """Return median and median absolute deviation of ascending values, in one merge.
+    """Return median and median absolute deviation of ascending values, with no second sort.
 
-    The deviations from the median grow outwards in both directions, so the middle ones are found by
-    walking from the ends inwards: no second sort.
+    The values nearest to the median are a run of the ordered ones. As the run moves up, its lower end
+    comes nearer to the median and its upper end goes away from it, so bisection finds the run whose
+    farther end is nearest: that end is the deviation in the middle. In a window of 200 that takes
+    seven comparisons.
 
     Raises:
         ValueError: there is no value.
@@ -168,23 +178,28 @@ def median_and_mad(ordered: Sequence[float]) -> tuple[float, float]:
     if n == 0:
         raise ValueError("no values: median and MAD do not exist")
     half = n // 2
-    odd = n % 2 == 1
+    odd = n % 2
     middle = ordered[half] if odd else (ordered[half - 1] + ordered[half]) / 2
-    low, high = 0, n - 1
-    larger = 0.0
-    # Take the largest deviations off until the middle one (odd) or the middle two (even) are reached.
-    for _ in range(n - half):
-        below, above = middle - ordered[low], ordered[high] - middle
-        if below > above:
-            larger = below
-            low += 1
+    last = half + odd - 1  # a run of so many and one holds the smaller half of the deviations
+    low, high = 0, n - last - 1
+    while low < high:
+        at = (low + high) >> 1
+        if ordered[at + last] - middle < middle - ordered[at]:
+            low = at + 1
         else:
-            larger = above
-            high -= 1
+            high = at
+    mad = ordered[low + last] - middle
+    if low and middle - ordered[low - 1] < mad:
+        low -= 1
+        mad = middle - ordered[low]
     if odd:
-        return middle, larger
-    below, above = middle - ordered[low], ordered[high] - middle
-    return middle, (larger + max(below, above)) / 2
+        return middle, mad
+    # The next deviation is at one of the run's two neighbours.
+    after = low + last + 1
+    larger = ordered[after] - middle if after < n else math.inf
+    if low:
+        larger = min(larger, middle - ordered[low - 1])
+    return middle, (mad + larger) / 2
 
 
 def is_stable(values: Iterable[float], floor: float) -> bool:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from andon.detect.spike import RobustSpike, is_stable, median_and_mad
 from andon.policy import SpikeRules
+from tests.andon.detect.clean import clean_run, clean_runs, rank_steps
+from tests.andon.detect.textbook import Textbook, hard_values, said
 
 RULES = SpikeRules()
 
@@ -232,6 +234,49 @@ def test_any_series_gives_the_textbook_verdicts(values, window, warm_up):
     got = flagged(values, RobustSpike(rules, series="other", quantum=0.0))
     expected = textbook(values, window=window, warm_up=warm_up)
     assert [(i, s) for i, s, _ in got] == [(i, s) for i, s, _ in expected]
+
+
+def test_hard_values_are_judged_as_the_textbook_does():
+    """Ties, constants, quantised values, tails, climbs, shifts, NaN, ±inf; a million in the bench."""
+    ours, textbook = RobustSpike(RULES), Textbook()
+    verdicts = [(said(ours.update(i, v)), textbook.update(v)) for i, v in enumerate(hard_values(20_000, 11))]
+    assert [i for i, (one, other) in enumerate(verdicts) if one != other] == []
+    assert {one for one, _ in verdicts} == {None, "warn", "halt", "level_shift"}
+
+
+class TestCleanTraining:
+    """Ten million steps of the mean and 200,000 of all ranks are in the bench."""
+
+    def test_no_step_of_the_mean_halts(self):
+        said_of = []
+        for run in clean_runs(60_000, 5):
+            detector = RobustSpike(RULES)
+            for step, value in enumerate(run.loss.tolist()):
+                if step in run.declared:
+                    detector.reset()
+                said_of.append(said(detector.update(step, value)))
+        assert said_of.count("halt") == 0
+        assert said_of.count("warn") > 0  # odd documents are seen
+
+    def test_the_same_runs_with_a_spike_halt(self):
+        for seed in range(4):
+            run = clean_run(3_000, seed)
+            values = run.loss.copy()
+            values[2500:2520] += 40 * run.sigma
+            detector = RobustSpike(RULES)
+            found = [detector.update(step, value) for step, value in enumerate(values.tolist())]
+            halts = [finding.step for finding in found if finding is not None and finding.severity == "halt"]
+            assert halts[0] == 2502
+
+    def test_the_mean_of_4096_ranks_never_halts_where_their_maximum_would(self):
+        mean, maximum = RobustSpike(RULES), RobustSpike(RULES)
+        halts = {"mean": 0, "maximum": 0}
+        for loss, tokens in rank_steps(3_000, 4096, 3):
+            means = (loss * tokens).sum(axis=1) / tokens.sum(axis=1)
+            for value, peak in zip(means.tolist(), loss.max(axis=1).tolist(), strict=True):
+                halts["mean"] += said(mean.update(0, value)) == "halt"
+                halts["maximum"] += said(maximum.update(0, peak)) == "halt"
+        assert halts["mean"] == 0
 
 
 def test_the_largest_doubles_do_not_break_it():
