@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -18,8 +19,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from andon import checkpoints, restore_check
 from andon.batch_ring import BatchRing
 from andon.checkpoints import Manifest, Positions
+from andon.loader import LoaderState
 from andon.monitor_rerun import RandomState
-from andon.restore_check import Parts, loader_state
+from andon.restore_check import Parts, is_shared, loader_state
 
 STATE = "state"  # the folder that torch.distributed.checkpoint writes
 
@@ -109,22 +111,24 @@ def read(directory: Path, parts: Parts) -> list[restore_check.Line]:
         if part is not None and path.exists():
             part.load_state_dict(json.loads(path.read_bytes()))
     rank = restore_check._rank()
-    if parts.loader is not None and (directory / f"loader-{rank:05d}.json").exists():
-        _restore_loader(parts.loader, (directory / f"loader-{rank:05d}.json").read_bytes())
+    if parts.loader is not None:
+        restore_loader(directory, parts.loader, rank)
     if (directory / f"rng-{rank:05d}.npz").exists():
         _put_rng(checkpoints.read_arrays(directory, f"rng-{rank:05d}.npz"))
     return restore_check.check(directory, parts)
 
 
-def _restore_loader(loader: Any, document: bytes) -> None:
-    import msgspec
-
-    from andon.loader import LoaderState
-
+def restore_loader(directory: Path, loader: Any, rank: int) -> None:
+    """Put a loader where its snapshot says; one that is equal on all ranks also on ranks that are new."""
+    path = directory / f"loader-{rank:05d}.json"
+    if is_shared(loader) and not path.exists():
+        path = directory / "loader-00000.json"
+    if not path.exists():
+        return
     if hasattr(loader, "restore"):
-        loader.restore(msgspec.json.decode(document, type=LoaderState))
+        loader.restore(msgspec.json.decode(path.read_bytes(), type=LoaderState))
     else:
-        loader.load_state_dict(json.loads(document))
+        loader.load_state_dict(json.loads(path.read_bytes()))
 
 
 def _files(directory: Path) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from andon import loader as order
 from andon.checkpoints import write_document
 from andon.monitor_rerun import RandomState
 from andon.tensor_checksum import checksum, place_of
@@ -77,7 +78,7 @@ def digests(parts: Parts) -> dict[str, Any]:
     if parts.scaler is not None and parts.scaler.is_enabled():
         found["scaler"] = _sha256(parts.scaler.state_dict())
     if parts.loader is not None:
-        found["loader"] = _sha256(loader_state(parts.loader))
+        found["loader"] = _sha256(_order(loader_state(parts.loader)))
     state = RandomState.take()
     found["rng"] = _sha256(
         [
@@ -110,7 +111,7 @@ def check(directory: Path, parts: Parts) -> list[Line]:
     lines = []
     for part, now in restored.items():
         # Tensors, schedule and scaler are the same for all ranks, so rank 0's record is as good.
-        of_rank = part == "rng" or (part == "loader" and not _is_shared(parts.loader))
+        of_rank = part == "rng" or (part == "loader" and not is_shared(parts.loader))
         if of_rank and (own is None or moved):
             detail = f"saved by {first['world_size']} ranks, restored by {_world_size()}"
             lines.append(Line(part, "not comparable", detail))
@@ -144,8 +145,16 @@ def loader_state(loader: Any) -> Any:
     return msgspec.to_builtins(state) if isinstance(state, msgspec.Struct) else state
 
 
-def _is_shared(loader: Any) -> bool:
-    return hasattr(loader, "state")  # andon.loader.Loader: equal on every rank
+def _order(state: Any) -> Any:
+    """Return a loader's state without where its stream stands: seen from another reader it is another."""
+    if isinstance(state, dict) and state.get("schema") == order.SCHEMA:
+        return {name: value for name, value in state.items() if name != "source"}
+    return state
+
+
+def is_shared(loader: Any) -> bool:
+    """Whether a loader's state is the same on every rank: it is one of andon.loader."""
+    return hasattr(loader, "state")
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

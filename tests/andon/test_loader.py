@@ -27,6 +27,14 @@ class TestOrder:
         # A change of the order would make every checkpoint's position name other data.
         assert shuffled(8, 20260, 0).tolist() == EXPECTED_ORDER
 
+    def test_without_shuffling_samples_come_as_they_lie(self):
+        loader = Loader(size=3, seed=1, global_batch=4, shuffle=False)
+        assert [loader.sample(position) for position in read(loader, 2)] == [0, 1, 2, 0, 1, 2, 0, 1]
+
+    def test_a_batch_of_millions_among_few_windows_is_dealt_by_ranges(self):
+        loader = Loader(size=None, seed=1, global_batch=10**12, skips=[Window(5, 10**6)])
+        assert loader.deal() == [Window(0, 5), Window(10**6, 10**6 + 10**12 - 5)]
+
     def test_the_ranks_share_each_batch_without_overlap(self):
         ranks = [Loader(size=100, seed=1, global_batch=8, rank=rank, world_size=4) for rank in range(4)]
         assert sorted(position for rank in ranks for position in read(rank, 3)) == list(range(24))
@@ -75,6 +83,47 @@ class TestSkips:
         assert trained == seen
         assert loader.consumed_samples == len(seen)
 
+    @given(
+        size=st.one_of(st.none(), st.integers(1, 40)),
+        launches=st.lists(
+            st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 4), st.lists(windows, max_size=3)),
+            min_size=1,
+            max_size=4,
+        ),
+        first=st.integers(0, 50),
+    )
+    def test_over_any_launches_the_samples_are_the_intended_ones_minus_the_windows(
+        self, size, launches, first
+    ):
+        """Each launch has its number of ranks and batch size, is given windows, and begins where the one
+        before saved; the intended sequence is every position from the first on."""
+        skipped: set[int] = set()
+        seen: list[int] = []
+        state = Loader(size=size, seed=5, global_batch=1, position=first).state()
+        for world_size, batch_size, steps, skips in launches:
+            at = state.position
+            ranks = [
+                Loader(
+                    size=size, seed=5, global_batch=world_size * batch_size, rank=rank, world_size=world_size
+                )
+                for rank in range(world_size)
+            ]
+            for rank in ranks:
+                rank.restore(state)
+                for window in skips:
+                    rank.skip(window)
+            skipped |= {p for w in skips for p in range(w.start, w.stop) if p >= at}
+            for _ in range(steps):
+                shares = [rank.next_batch() for rank in ranks]
+                assert {len(share) for share in shares} == {batch_size}
+                seen += [position for share in shares for position in share]
+            assert all(rank.state() == ranks[0].state() for rank in ranks)
+            state = ranks[0].state()
+        assert seen == [p for p in range(first, state.position) if p not in skipped]
+        assert state.position not in skipped
+        assert state.consumed_samples == len(seen)
+        assert [p for w in state.trained for p in range(w.start, w.stop)] == seen
+
     @given(st.lists(windows, max_size=8))
     def test_merging_keeps_the_set_and_leaves_gaps_between(self, given_windows):
         joined = merged(given_windows)
@@ -98,7 +147,10 @@ class TestRestore:
         assert other.state() == loader.state()
         assert read(other, 5) == read(loader, 5)
 
-    @pytest.mark.parametrize(("field", "value"), [("size", 10), ("seed", 5), ("schema", "andon.loader/0")])
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("size", 10), ("size", None), ("seed", 5), ("shuffle", False), ("schema", "andon.loader/0")],
+    )
     def test_a_state_of_another_order_is_refused_by_name(self, field, value):
         state = LoaderState(**({"size": 9, "seed": 4, "position": 0, "consumed_samples": 0} | {field: value}))
         with pytest.raises(LoaderError, match=field):
