@@ -7,9 +7,13 @@ that anything with numpy can check them and nothing in a checkpoint can run code
 what each file is (weights, optimizer, schedule, rng, loader): evidence links to these views
 instead of copying bytes.
 
-Deleting asks the deletion gate first. No answer means no.
+A save that was forced while the run is held (a hold file lies beside or above it) says so in its
+manifest and is no checkpoint to go back to, wherever it was written.
+
+Deleting asks the deletion gate first. No answer means no. `andon.checkpoint_states` says which is verified.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -25,10 +29,13 @@ import msgspec
 import numpy as np
 import rfc8785
 
+from andon import hold
+
 SCHEMA = "andon.checkpoint/1"
 MANIFEST = "commit.json"
 QUARANTINE = "quarantine"
 _CHUNK_BYTES = 1 << 20
+_LEVELS = 4  # run / attempt / quarantine / step: how far above a checkpoint the hold file may lie
 
 
 class CheckpointError(Exception):
@@ -67,6 +74,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     nonfinite: tuple[str, ...] = ()
     norms: dict[str, float | None] = {}
     committed_at: str = ""
+    quarantined: bool = False
 
     @property
     def digest(self) -> str:
@@ -86,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             "nonfinite": list(self.nonfinite),
             "norms": dict(self.norms),
             "manifest": MANIFEST,
-            "quarantined": directory.parent.name == QUARANTINE,
+            "quarantined": self.quarantined or directory.parent.name == QUARANTINE,
         }
         return {"type": "checkpoint.committed", "step": self.step, "attempt": self.attempt, "data": data}
 
@@ -200,9 +208,17 @@ def commit(
         nonfinite=tuple(bad_names),
         norms=norms,
         committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        quarantined=directory.parent.name == QUARANTINE or is_held(directory),
     )
     write_document(directory, MANIFEST, msgspec.to_builtins(manifest))
     return manifest
+
+
+def is_held(directory: Path) -> bool:
+    """Whether the run that a checkpoint belongs to is held: a hold file lies beside it or above."""
+    return any(
+        (above / hold.FILE_NAME).exists() for above in list(directory.absolute().parents)[: _LEVELS - 1]
+    )
 
 
 def _examine(directory: Path, paths: Sequence[str]) -> tuple[list[str], float | None]:
@@ -270,12 +286,16 @@ def verify(directory: Path) -> Manifest:
 
 
 def committed(root: Path) -> list[tuple[int, Path]]:
-    """Return (step, directory) of every committed checkpoint under `root`, ascending, quarantine left out."""
+    """Return (step, directory) of every committed checkpoint under `root`, ascending, quarantine left out.
+
+    A manifest that cannot be read is none: it commits to nothing.
+    """
     found: list[tuple[int, Path]] = []
     for path in root.glob("step-*"):
         match = re.fullmatch(r"step-(\d+)", path.name)
-        if match and (path / MANIFEST).is_file():
-            found.append((int(match[1]), path))
+        with contextlib.suppress(CheckpointError, OSError):
+            if match and not read_manifest(path).quarantined:
+                found.append((int(match[1]), path))
     return sorted(found)
 
 
