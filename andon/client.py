@@ -18,6 +18,7 @@ import numpy as np
 from andon.client_http import Answer, AnswerError, Backoff, Unreachable, new_id
 from andon.client_sender import Sender
 from andon.masking import mask_value
+from andon.spool_records import must_arrive
 from andon.wire import MAX_FRAME_BYTES, Frame, encode_events, encode_frame
 
 __all__ = ["AnswerError", "Client", "Unreachable"]
@@ -45,8 +46,10 @@ class Client(Sender):
         now_ns = time.time_ns()
         defaults = {"time": now_ns, "node": self.node, "attempt": self.attempt}
         given = {name: value for name, value in defaults.items() if value is not None}
-        chunks = _chunks([_masked({**given, **event}) for event in events])
-        tickets = [self.enqueue("/events", body, "application/json", events=count) for body, count in chunks]
+        tickets = [
+            self.enqueue("/events", body, "application/json", events=len(part), kept=must_arrive(part))
+            for body, part in _chunks([_masked({**given, **event}) for event in events])
+        ]
         return _merged(self.wait_for(tickets))
 
     def send_frame(self, frame: Frame) -> dict[str, Any] | None:
@@ -176,10 +179,10 @@ def _masked(event: dict[str, Any]) -> dict[str, Any]:
     return {**event, "data": mask_value(event["data"])}
 
 
-def _chunks(events: list[dict[str, Any]]) -> list[tuple[bytes, int]]:
+def _chunks(events: list[dict[str, Any]]) -> list[tuple[bytes, list[dict[str, Any]]]]:
     body = encode_events(events)
     if len(body) <= CHUNK_BYTES or len(events) == 1:
-        return [(body, len(events))]
+        return [(body, events)]
     half = len(events) // 2
     return _chunks(events[:half]) + _chunks(events[half:])
 

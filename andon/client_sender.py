@@ -19,7 +19,8 @@ import msgspec
 from andon import keys
 from andon.client_http import Answer, Backoff, Clock, Connection, Unreachable, new_id
 from andon.directive import Follower
-from andon.spool import Post, Spool, open_slot
+from andon.spool import Gap, Post, Spool
+from andon.spool_slots import open_slot
 from andon.wire import encode_events
 
 logger = logging.getLogger("andon.client")
@@ -28,6 +29,7 @@ MAX_AGE_S = 14 * 86400.0  # the server keeps ids for 30 days; a repeat after tha
 GZIP_FROM_BYTES = 4096
 KEYS_EVERY_S = 60.0  # at most; an unknown key is asked about again
 QUEUE_BYTES = 64 * 1024 * 1024
+OPEN_S = 5.0
 
 
 class Ticket:
@@ -35,7 +37,8 @@ class Ticket:
 
     def __init__(self, post: Post) -> None:
         self.post = post
-        self.settled = threading.Event()  # answered, or known to take longer
+        self.written = False  # in the spool
+        self.settled = threading.Event()  # answered, or in the spool and known to take longer
         self.answer: dict[str, Any] | None = None
 
     def settle(self, answer: dict[str, Any] | None = None) -> None:
@@ -60,7 +63,7 @@ class Sender:
             to it (andon/keys.py).
         max_wait_s: the longest that sending may keep its caller, to get the answer (and with it
             the directive) of the same step.
-        spool_bytes: above this the oldest posts are given up and counted in a `gap` event.
+        spool_bytes: above this the oldest telemetry is given up and counted in a `gap` event.
         tls: for a private certificate authority.
     """
 
@@ -93,26 +96,35 @@ class Sender:
         self._changed = threading.Condition(self._lock)
         self._queue: deque[Ticket] = deque()
         self._queue_bytes = 0
+        self._in_hand = 0  # posts that the writer has taken out of the queue and not yet written
+        self._queue_gap = Gap()  # given up before they reached the spool
         self._tickets: dict[str, Ticket] = {}
-        self._busy_since_s: float | None = None
+        self._busy_since_s: float | None = None  # the sender has waited for an answer since
+        self._writing_since_s: float | None = None  # the writer has waited for the disk since
         self._written = 0  # grows with every append, so that the sender misses none between look and wait
         self._closing = False
         self._closed = False
         self.counts = {"sent": 0, "duplicates": 0, "rejected": 0, "failures": 0, "refused_events": 0}
         self.last_error: str | None = None
         self._spool_lock = threading.Lock()
-        self._spool = _open_spool(spool_dir, url, run, spool_bytes)
-        self._writer = threading.Thread(target=self._write, name="andon-writer", daemon=True)
+        self._spool = Spool(None)
+        self._opened = threading.Event()
+        self._writer = threading.Thread(
+            target=self._write, args=(spool_dir, url, spool_bytes), name="andon-writer", daemon=True
+        )
         self._sender = threading.Thread(target=self._send, name="andon-sender", daemon=True)
         self._writer.start()
         self._sender.start()
+        self._opened.wait(OPEN_S)  # a disk that hangs keeps no trainer from starting
         atexit.register(self.close)
 
     def _open(self) -> Connection:
         url, secret, timeout_s, tls = self._address
         return Connection(url, secret, self.clock, timeout_s=timeout_s, tls=tls)
 
-    def enqueue(self, path: str, body: bytes, content_type: str, *, events: int = 0) -> Ticket:
+    def enqueue(
+        self, path: str, body: bytes, content_type: str, *, events: int = 0, kept: bool = False
+    ) -> Ticket:
         """Hand one post over; `path` is below the run's. Raises RuntimeError once closed."""
         post = Post(
             id=new_id(),
@@ -121,19 +133,21 @@ class Sender:
             body=body,
             created_s=time.time(),
             events=events,
+            kept=kept,
         )
         ticket = Ticket(post)
         with self._changed:
             if self._closed or self._closing:
                 raise RuntimeError("the client is closed")
             # The disk hangs and takes nothing: memory is not filled without end, and it is counted.
-            # The first is in the writer's hands.
-            while len(self._queue) > 1 and self._queue_bytes + len(body) > QUEUE_BYTES:
-                lost = self._queue[1]
-                del self._queue[1]
+            while self._queue_bytes + len(body) > QUEUE_BYTES:
+                lost = next((one for one in self._queue if not one.post.kept), None)
+                if lost is None:
+                    break
+                self._queue.remove(lost)
                 self._queue_bytes -= len(lost.post.body)
                 self._tickets.pop(lost.post.id, None)
-                self._spool.gap.add(lost.post, "memory full")
+                self._queue_gap.add(lost.post, "memory full")
                 lost.settle()
             self._queue.append(ticket)
             self._queue_bytes += len(body)
@@ -145,10 +159,10 @@ class Sender:
         """Return (events, answer) of each post, None when one takes longer than `max_wait_s`."""
         deadline_s = time.monotonic() + self._max_wait_s
         for ticket in tickets:
-            # A server that has kept us waiting longer than one whole wait keeps nobody else.
-            busy_s = self._busy_since_s
-            if busy_s is not None and time.monotonic() - busy_s > self._max_wait_s:
-                deadline_s = min(deadline_s, time.monotonic() + 0.01)
+            # A server or a disk that has kept us waiting longer than one whole wait keeps nobody else.
+            for since_s in (self._busy_since_s, self._writing_since_s):
+                if since_s is not None and time.monotonic() - since_s > self._max_wait_s:
+                    deadline_s = min(deadline_s, time.monotonic() + 0.01)
             ticket.settled.wait(max(0.0, deadline_s - time.monotonic()))
         with self._lock:
             for ticket in tickets:
@@ -158,32 +172,54 @@ class Sender:
 
     # --- the two threads --------------------------------------------------------------------------
 
-    def _write(self) -> None:
-        """Move posts from memory to the spool."""
+    def _write(self, spool_dir: str | os.PathLike[str] | None, url: str, spool_bytes: int) -> None:
+        """Move posts from memory to the spool: all that wait, then one sync for them."""
+        self._spool = _open_spool(spool_dir, url, self.run, spool_bytes)
+        self._opened.set()
         while True:
             with self._changed:
                 while not self._queue and not self._closing:
                     self._changed.wait()
                 if not self._queue:
                     return
-                ticket = self._queue[0]
-            post = _compressed(ticket.post)
+                tickets = list(self._queue)
+                self._queue.clear()
+                self._queue_bytes = 0
+                self._in_hand = len(tickets)
+                self._writing_since_s = time.monotonic()
+            posts = [_compressed(ticket.post) for ticket in tickets]
             with self._spool_lock:
-                self._spool.append(post)
-                later = self._backoff.waiting
-                if later:
-                    self._spool.sync()
+                for post in posts:
+                    self._spool.append(post)
             with self._changed:
-                if self._queue and self._queue[0] is ticket:
-                    self._queue.popleft()
-                    self._queue_bytes -= len(ticket.post.body)
-                if later:
-                    ticket.settle()
+                self._in_hand = 0
                 self._written += 1
+                for ticket in tickets:
+                    ticket.written = True
                 self._changed.notify_all()
+            self._sync()
+            with self._changed:
+                self._writing_since_s = None
+                if self._backoff.waiting:
+                    for ticket in tickets:
+                        ticket.settle()
+
+    def _sync(self) -> None:
+        """Make what was appended survive a power cut. Not under the lock: a disk may take its time."""
+        with self._spool_lock:
+            descriptor = self._spool.to_sync()
+        if descriptor is None:
+            return
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            self._spool.disk_error = str(error)
+        finally:
+            os.close(descriptor)
 
     def _send(self) -> None:
         """Send what is in the spool, in order, until closed and empty."""
+        self._opened.wait()
         while not self._closed:
             written = self._written
             try:
@@ -232,21 +268,19 @@ class Sender:
             self._spool.done(token)
         self._backoff.worked()
         self._answered(post, answer)
-        if self._spool.gap.posts:
-            self._tell_gap()
+        self._tell_gap()
         return True
 
     def _failed(self, reason: str, retry_after_s: float | None) -> None:
         self._backoff.failed(retry_after_s)
-        with self._spool_lock:
-            self._spool.sync()
         with self._changed:
             self.counts["failures"] += 1
             if self.last_error != reason:
                 logger.warning("%s: %s; posts wait in the spool", self.run, reason)
             self.last_error = reason
             for ticket in self._tickets.values():
-                ticket.settle()
+                if ticket.written:  # else the writer will
+                    ticket.settle()
 
     def _answered(self, post: Post, answer: Answer) -> None:
         document = answer.document if answer.ok else answer.problem()
@@ -289,6 +323,10 @@ class Sender:
     def _tell_gap(self) -> bool:
         """Turn what was given up into a `gap` event; return whether there was any."""
         with self._spool_lock:
+            with self._lock:
+                if self._queue_gap.posts:
+                    self._spool.take_in_gap(self._queue_gap)
+                    self._queue_gap = Gap()
             if not self._spool.gap.posts:
                 return False
             gap = self._spool.take_gap()
@@ -313,8 +351,10 @@ class Sender:
                     body=encode_events([event]),
                     created_s=time.time(),
                     events=1,
+                    kept=True,
                 )
             )
+        self._sync()
         return True
 
     @property
@@ -338,8 +378,8 @@ class Sender:
         with self._lock:
             return {
                 **self.counts,
-                "pending": self._spool.pending + len(self._queue),
-                "gap_posts": self._spool.gap.posts,
+                "pending": self._spool.pending + len(self._queue) + self._in_hand,
+                "gap_posts": self._spool.gap.posts + self._queue_gap.posts,
                 "last_error": self.last_error,
                 "disk_error": self._spool.disk_error,
                 "clock_offset_s": self.clock.offset_s,
@@ -360,10 +400,11 @@ class Sender:
     def _something_waits(self) -> bool:
         # Under the spool's lock: between taking a gap and spooling its event, neither shows. A lock
         # that is not to be had means a disk that is busy with what waits.
-        if self._queue or not self._spool_lock.acquire(timeout=0.2):
+        if self._queue or self._in_hand or not self._spool_lock.acquire(timeout=0.2):
             return True
         try:
-            return bool(self._queue or self._spool.pending or self._spool.gap.posts)
+            gaps = self._spool.gap.posts or self._queue_gap.posts
+            return bool(self._queue or self._in_hand or self._spool.pending or gaps)
         finally:
             self._spool_lock.release()
 

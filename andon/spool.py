@@ -2,11 +2,15 @@
 
 Append-only segment files. A record is whole or ignored (length and CRC), so a torn write costs only
 itself. Where reading stands is kept beside them and may lag: a post sent twice carries the same
-webhook-id and the server knows it. One process per directory (`open_slot`), calls under one lock.
+webhook-id and the server knows it. One process per directory (andon/spool_slots.py), calls under one
+lock.
+
+Where room ends the oldest telemetry goes first, counted in a gap; a post marked `kept` (an action, a
+finding, an artifact, …) never does. Giving up is written down before it is done and finished after a
+crash, so that every post was sent or is counted, and none both.
 """
 
 import contextlib
-import fcntl
 import os
 import time
 import weakref
@@ -16,20 +20,25 @@ from typing import Any
 
 import msgspec
 
+from andon.signing import fsync_directory
 from andon.spool_records import HEADER_BYTES, Gap, Post, encode_record, is_cut, read_record
 
-__all__ = ["Gap", "Post", "Spool", "open_slot"]
+__all__ = ["Gap", "Post", "Spool"]
 
-_SUFFIX = ".seg"
+SUFFIX = ".seg"
+POSITION = "position.json"
 SEGMENT_BYTES = 8 * 1024 * 1024
 MEMORY_BYTES = 64 * 1024 * 1024  # what is kept in memory while the disk takes nothing
-_MAX_SLOTS = 1024
 
 
-class _Position(msgspec.Struct):
+class Position(msgspec.Struct):
+    """Where reading stands, what was given up, and of which segment it is being given up just now (with
+    the id of the post that was being sent, which stays)."""
+
     segment: int = 0
     offset: int = 0
     gap: Gap = msgspec.field(default_factory=Gap)
+    leaving: tuple[int, str] | None = None
 
 
 _open_locks: "weakref.WeakSet[Spool]" = weakref.WeakSet()
@@ -47,8 +56,8 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 class Spool:
     """See the module. `directory` None keeps everything in memory.
 
-    Posts that the disk does not take (full, read-only, gone) wait in memory, up to MEMORY_BYTES.
-    Above `cap_bytes` on disk the oldest segment is given up, counted in `gap`.
+    Posts that the disk does not take (full, read-only, gone) wait in memory, up to MEMORY_BYTES. Above
+    that, or above `cap_bytes` on disk, the oldest telemetry is given up, counted in `gap`.
     """
 
     def __init__(
@@ -69,7 +78,11 @@ class Spool:
         self._write_segment = 0
         self._reading: Any = None
         self._sizes: dict[int, int] = {}
-        self._position = _Position()
+        self._lean: set[int] = set()  # segments in which there is nothing to give up
+        self._head: tuple[int, str, int] | None = (
+            None  # segment (-1: memory), id and end of what is being sent
+        )
+        self._position = Position()
         self._saved_s = 0.0
         self._dirty = False
         self.pending = 0  # posts not yet done
@@ -91,12 +104,19 @@ class Spool:
         self._save()
         return gap
 
+    def take_in_gap(self, gap: Gap) -> None:
+        """Tell of what another gave up, too."""
+        self.gap.take_in(gap)
+        self._save()
+
     def _recover(self) -> None:
         assert self._directory is not None
-        numbers = sorted(int(p.stem) for p in self._directory.glob(f"*{_SUFFIX}") if p.stem.isdigit())
+        numbers = sorted(int(p.stem) for p in self._directory.glob(f"*{SUFFIX}") if p.stem.isdigit())
         with contextlib.suppress(OSError, msgspec.DecodeError, msgspec.ValidationError):
-            raw = (self._directory / "position.json").read_bytes()
-            self._position = msgspec.json.decode(raw, type=_Position)
+            raw = (self._directory / POSITION).read_bytes()
+            self._position = msgspec.json.decode(raw, type=Position)
+        for path in self._directory.glob("*.tmp"):
+            path.unlink()
         self._sizes = {number: self._path(number).stat().st_size for number in numbers}
         # A new segment, always: the last one may end in half a record. Its number is above any the
         # position ever named, so that a position written before a crash can't point into it.
@@ -109,13 +129,20 @@ class Spool:
             self._position.offset < size and next(self._scan(first, self._position.offset), None) is None
         ):
             self._position.segment, self._position.offset = first, 0
+        if self._position.leaving is not None:
+            number, spared = self._position.leaving
+            if number in self._sizes:
+                kept = [post for post, _ in self._scan(number, 0) if _stays(post, spared)]
+                self._replace(number, kept, self._copy(number, kept))
+            self._position.leaving = None
+            self._save()
         for number in sorted(self._sizes):
             offset = self._position.offset if number == self._position.segment else 0
             self.pending += sum(1 for _ in self._scan(number, offset))
 
     def _path(self, number: int) -> Path:
         assert self._directory is not None
-        return self._directory / f"{number:016d}{_SUFFIX}"
+        return self._directory / f"{number:016d}{SUFFIX}"
 
     def _scan(self, number: int, offset: int) -> Any:
         """Yield the whole records of a segment."""
@@ -133,12 +160,18 @@ class Spool:
             return True
         self._memory.append(post)
         self._memory_bytes += len(post.body)
-        while self._memory_bytes > MEMORY_BYTES and len(self._memory) > 1:
-            lost = self._memory.popleft()
+        while self._memory_bytes > MEMORY_BYTES and (lost := self._oldest_telemetry()) is not None:
+            self._memory.remove(lost)
             self._memory_bytes -= len(lost.body)
             self.pending -= 1
             self.gap.add(lost, "spool not writable" if self._directory else "memory full")
         return False
+
+    def _oldest_telemetry(self) -> Post | None:
+        """Return the oldest post in memory that may be given up: not the newest, nor one being sent."""
+        sending = self._head[1] if self._head is not None else ""
+        newest = self._memory[-1]
+        return next((p for p in self._memory if not _stays(p, sending) and p is not newest), None)
 
     def _memory_to_disk(self) -> bool:
         while self._memory:
@@ -152,11 +185,12 @@ class Spool:
         try:
             if self._writing is None or self._sizes[self._write_segment] >= self._segment_bytes:
                 self._roll()
-            self._writing.write(record)
+            left = memoryview(record)
+            while left:  # a disk that fills up takes a part, and only then says that it is full
+                left = left[self._writing.write(left) :]
         except OSError as error:
-            # The segment may end in half a record; nothing may follow it there.
             self.disk_error = str(error)
-            self._close_writing()
+            self._cut_back()
             return False
         self.disk_error = None
         self._dirty = True
@@ -164,10 +198,20 @@ class Spool:
         self._enforce_cap()
         return True
 
+    def _cut_back(self) -> None:
+        """Take half a record off again: nothing may follow it. Where that fails, another segment begins."""
+        try:
+            if self._writing is not None:
+                self._writing.truncate(self._sizes[self._write_segment])
+        except OSError:
+            self._close_writing()
+
     def _roll(self) -> None:
         self._close_writing()
         self._writing = self._path(self._write_segment).open("ab", buffering=0)
         self._sizes[self._write_segment] = 0
+        assert self._directory is not None
+        fsync_directory(self._directory)
         if self._position.segment not in self._sizes:
             self._position.segment, self._position.offset = self._write_segment, 0
 
@@ -180,26 +224,73 @@ class Spool:
             self._writing = None
             self._write_segment += 1
 
-    def sync(self) -> None:
-        """Make what was appended survive a power cut. Called when a post could not be sent at once."""
-        if self._dirty and self._writing is not None:
-            self._dirty = False
-            try:
-                os.fsync(self._writing.fileno())
-            except OSError as error:
-                self.disk_error = str(error)
+    def to_sync(self) -> int | None:
+        """Return a descriptor of what was appended since the last call, to be synced and closed by the
+        caller: without the lock, since a disk may take its time. None: there is nothing to sync."""
+        if not self._dirty or self._writing is None:
+            return None
+        self._dirty = False
+        return os.dup(self._writing.fileno())
 
     def _enforce_cap(self) -> None:
-        while sum(self._sizes.values()) > self._cap_bytes and len(self._sizes) > 1:
-            oldest = min(self._sizes)
-            if oldest == self._write_segment:
+        if sum(self._sizes.values()) <= self._cap_bytes:
+            return
+        for number in sorted(self._sizes.keys() - self._lean - {self._write_segment}):
+            self._give_up_telemetry(number)
+            if sum(self._sizes.values()) <= self._cap_bytes:
                 return
-            offset = self._position.offset if oldest == self._position.segment else 0
-            for post, _ in self._scan(oldest, offset):
-                self.gap.add(post, "spool full")
-                self.pending -= 1
-            self._forget(oldest)
-            self._save()
+
+    def _give_up_telemetry(self, number: int) -> None:
+        """Leave of a segment only what is never given up."""
+        is_read = number == self._position.segment
+        waiting = [post for post, _ in self._scan(number, self._position.offset if is_read else 0)]
+        sending = self._head[1] if self._head is not None else ""
+        kept = [post for post in waiting if _stays(post, sending)]
+        lost = [post for post in waiting if not _stays(post, sending)]
+        if not lost and waiting:
+            self._lean.add(number)
+            return
+        copy = self._copy(number, kept)
+        if kept and copy is None:
+            return  # no room even for that
+        for post in lost:
+            self.gap.add(post, "spool full")
+        self.pending -= len(lost)
+        self._position.leaving = (number, sending)
+        if is_read:  # the copy is read from its start; until it is there, some are sent again
+            self._position.offset = 0
+        self._save()
+        self._replace(number, kept, copy)
+        self._position.leaving = None
+        self._save()
+
+    def _copy(self, number: int, kept: list[Post]) -> Path | None:
+        """Write these posts beside a segment."""
+        temporary = self._path(number).with_suffix(".tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write(b"".join(encode_record(post) for post in kept))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            self.disk_error = str(error)
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            return None
+        return temporary
+
+    def _replace(self, number: int, kept: list[Post], copy: Path | None) -> None:
+        """Put the copy in the place of a segment, at once; of no posts, nothing."""
+        if not kept or copy is None:
+            self._forget(number)
+            return
+        self._sizes[number] = copy.stat().st_size
+        os.replace(copy, self._path(number))
+        self._lean.add(number)
+        if number == self._position.segment:
+            self._close_reading()
+            if self._head is not None and self._head[:2] == (number, kept[0].id):
+                self._head = (number, kept[0].id, len(encode_record(kept[0])))
 
     def _forget(self, number: int) -> None:
         if number == self._position.segment:
@@ -207,12 +298,13 @@ class Spool:
         with contextlib.suppress(OSError):
             self._path(number).unlink(missing_ok=True)
         self._sizes.pop(number, None)
+        self._lean.discard(number)
         self._position.segment = min(self._sizes, default=self._write_segment)
         self._position.offset = 0
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def peek(self) -> tuple[Post, tuple[int, int]] | None:
+    def peek(self) -> tuple[Post, str] | None:
         """Return the oldest post and a token for `done`, or None when nothing waits."""
         while self._directory is not None and self._sizes:
             number = self._position.segment
@@ -223,7 +315,8 @@ class Spool:
                 self._close_reading()
                 break
             if found is not None:
-                return found[0], (number, self._position.offset + found[1])
+                self._head = (number, found[0].id, self._position.offset + found[1])
+                return found[0], found[0].id
             if number == self._write_segment and self._writing is not None:
                 break  # all of the segment being written is done
             left = self._sizes.get(number, 0) - self._position.offset
@@ -233,7 +326,9 @@ class Spool:
             self._forget(number)
             self._save()
         if self._memory:
-            return self._memory[0], (-1, 0)
+            self._head = (-1, self._memory[0].id, 0)
+            return self._memory[0], self._memory[0].id
+        self._head = None
         return None
 
     def _torn_tail_only(self, number: int) -> bool:
@@ -254,18 +349,19 @@ class Spool:
             self._reading.close()
             self._reading = None
 
-    def done(self, token: tuple[int, int]) -> None:
+    def done(self, token: str) -> None:
         """Let go of the post that `peek` returned with this token."""
-        number, end = token
+        if self._head is None or self._head[1] != token:
+            return  # let go already
+        (number, _, end), self._head = self._head, None
         if number == -1:
-            if self._memory:
+            # It may have moved to the disk meanwhile, and is then sent once more from there.
+            if self._memory and self._memory[0].id == token:
                 self._memory_bytes -= len(self._memory.popleft().body)
                 self.pending -= 1
             return
-        if number != self._position.segment or end <= self._position.offset:
-            return  # given up meanwhile, to stay below the cap
-        self._position.offset = end
         self.pending -= 1
+        self._position.offset = end
         if number != self._write_segment and end >= self._sizes.get(number, 0):
             self._forget(number)
             self._save()
@@ -280,7 +376,7 @@ class Spool:
         temporary = self._directory / "position.tmp"
         with contextlib.suppress(OSError):
             temporary.write_bytes(msgspec.json.encode(self._position))
-            os.replace(temporary, self._directory / "position.json")
+            os.replace(temporary, self._directory / POSITION)
 
     def forget_lock(self) -> None:
         """Close this process's copy of the lock."""
@@ -301,67 +397,5 @@ class Spool:
         self.forget_lock()
 
 
-def open_slot(directory: Path, *, cap_bytes: int = 1024**3, segment_bytes: int = SEGMENT_BYTES) -> Spool:
-    """Open the first slot of `directory` that no living process has, and adopt what dead ones left.
-
-    Several ranks of one node share a spool directory; each has a slot of its own.
-
-    Raises:
-        OSError: the directory cannot be made or locked.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    own: Path | None = None
-    own_lock = -1
-    adopted: list[Path] = []
-    locks: list[int] = []
-    try:
-        for slot in range(_MAX_SLOTS):
-            folder = directory / str(slot)
-            if own is not None and not folder.exists():
-                break
-            folder.mkdir(exist_ok=True)
-            lock = _try_lock(folder / "lock")
-            if lock is None:
-                continue
-            if own is None:
-                own, own_lock = folder, lock
-            else:
-                locks.append(lock)
-                adopted.append(folder)
-        if own is None:
-            raise OSError(f"{directory}: all {_MAX_SLOTS} slots are taken")
-        for folder in adopted:
-            _adopt(folder, own)
-    except BaseException:
-        if own is not None:
-            os.close(own_lock)
-        raise
-    finally:
-        for lock in locks:
-            os.close(lock)
-    return Spool(own, cap_bytes=cap_bytes, segment_bytes=segment_bytes, lock=own_lock)
-
-
-def _try_lock(path: Path) -> int | None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
-
-
-def _adopt(folder: Path, own: Path) -> None:
-    """Move a dead process's segments behind our own. What it had sent already is sent as a repeat."""
-    left = sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdigit())
-    if not left:
-        return
-    start = max((int(p.stem) for p in own.glob(f"*{_SUFFIX}") if p.stem.isdigit()), default=0) + 1
-    position = own / "position.json"
-    if position.exists():
-        with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-            start = max(start, msgspec.json.decode(position.read_bytes(), type=_Position).segment + 1)
-    for number, path in enumerate(left, start):
-        path.rename(own / f"{number:016d}{_SUFFIX}")
-    (folder / "position.json").unlink(missing_ok=True)
+def _stays(post: Post, sending: str) -> bool:
+    return post.kept or post.id == sending

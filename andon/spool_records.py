@@ -13,8 +13,21 @@ _MAX_DESCRIPTION_BYTES = 64 * 1024
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 
 
+# What comes again with the next step. All else happens once (an action, a verdict, an artifact, an
+# acknowledgement, a checkpoint) and is never given up for want of room.
+TELEMETRY = {"step", "heartbeat", "batch.seen", "loader.position"}
+
+
+def must_arrive(events: list[dict[str, Any]]) -> bool:
+    """Whether a post of these events is kept, however long the server is away."""
+    return any(str(event.get("type")).removeprefix("andon.") not in TELEMETRY for event in events)
+
+
 class Post(msgspec.Struct):
-    """One request that must reach the server. `path` is below the server's address."""
+    """One request that must reach the server. `path` is below the server's address.
+
+    `kept`: never given up for want of room (an action, a finding, an artifact, …), as telemetry is.
+    """
 
     id: str
     path: str
@@ -23,6 +36,7 @@ class Post(msgspec.Struct):
     encoding: str = ""
     created_s: float = 0.0
     events: int = 0
+    kept: bool = False
 
 
 class Gap(msgspec.Struct):
@@ -33,6 +47,15 @@ class Gap(msgspec.Struct):
     from_s: float = 0.0
     to_s: float = 0.0
     reasons: dict[str, int] = {}
+
+    def take_in(self, other: "Gap") -> None:
+        """Count what another counted."""
+        self.posts += other.posts
+        self.events += other.events
+        self.from_s = min(self.from_s or other.from_s, other.from_s)
+        self.to_s = max(self.to_s, other.to_s)
+        for reason, posts in other.reasons.items():
+            self.reasons[reason] = self.reasons.get(reason, 0) + posts
 
     def add(self, post: Post, reason: str) -> None:
         """Count one lost post."""

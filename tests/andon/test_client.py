@@ -223,6 +223,24 @@ class TestSending:
         assert read.node == "n1"
         assert abs(read.time_ns[0] - time.time_ns()) < 60e9
 
+    def test_without_pyarrow_a_frame_goes_as_json(self, peer, connect, monkeypatch):
+        monkeypatch.setattr("andon.wire_arrow.pyarrow", None)
+        frame = Frame(
+            stream="rank",
+            attempt=1,
+            step=np.zeros(3, np.int64),
+            lane=np.arange(3, dtype=np.int32),
+            metrics={"loss": np.array([1.0, np.nan, 2.0])},
+        )
+        assert connect(peer.url).send_frame(frame)["accepted"] == 1
+        (post,) = peer.posts
+        assert post["headers"]["content-type"] == "application/json"
+        assert decode_frame(post["body"], "application/json").nonfinite("loss").tolist() == [
+            False,
+            True,
+            False,
+        ]
+
     def test_one_connection_is_kept(self, peer, connect):
         client = connect(peer.url)
         for step in range(20):
@@ -422,7 +440,7 @@ class TestNeverInTheWay:
 
 
 class TestClock:
-    @pytest.mark.parametrize("ahead_s", [-7200, 86400])
+    @pytest.mark.parametrize("ahead_s", [-7200, -600, 600, 86400])
     def test_the_servers_time_is_learnt_and_event_times_stay(self, peer, connect, ahead_s):
         peer.clock_ahead_s = ahead_s
         client = connect(peer.url)
