@@ -3,9 +3,11 @@
 import json
 import os
 import shutil
+import socket
 import textwrap
 import threading
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from andon import halt_snapshot, hold, restore_check
 from andon.batch_ring import BatchFacts
 from andon.loader import Loader
 from andon.restore_check import Parts
+from andon.signing import new_secret
+from andon.spool_slots import open_slot
 from andon.watch import watch
+from andon.wire import decode_events
 from tests.andon.listener import Listener
 from tests.andon.monitor.parts import (
     adamw,
@@ -32,6 +37,7 @@ from tests.andon.monitor.parts import (
 )
 
 INF, NAN = float("inf"), float("nan")
+SECRET = new_secret()
 
 
 def halted(rank, folder):
@@ -97,6 +103,74 @@ def halted(rank, folder):
                 [e.data["state"], r] for e in sender.of("directive.ack") for r in e.data["ranks"]
             )
             results[kind]["actions"] = [[e.step, e.data["action"]] for e in sender.of("action")]
+    return results
+
+
+def server_dead(rank, folder):
+    """Bad steps with nobody to ask: 3 alone, then 5 and 6. What they would have done is never applied."""
+    results = {}
+    kinds = {
+        "ddp, loss": (ddp, "forward_value", {}),
+        "ddp, gradient": (ddp, "backward_value", {}),
+        "fsdp2, gradient": (fsdp2, "backward_value", {}),
+        "ddp, gradient, on the device": (ddp, "backward_value", {"fused": True}),
+    }
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    for kind, (wrap, place, options) in kinds.items():
+        inner = net()
+        model = wrap(inner)
+        optimizer = adamw(model, **options)
+        root = folder / kind
+        made = watch(
+            model,
+            optimizer,
+            directory=root,
+            run="dead",
+            url=url,
+            secret=SECRET,
+            spool_dir=root / "spool",
+            deferred=bool(options),
+        )
+        code, step, touched, idle = None, 0, [], []
+        try:
+            for step in range(1, 12):
+                is_bad = step == 3 or step >= 5
+                setattr(inner.spoil, place, NAN if is_bad and rank == 3 else None)
+                loss, tokens = loss_of(model, batch(rank, step))
+                loss.backward()
+                before = snapshot(model, optimizer)
+                try:
+                    made.step(loss, tokens)
+                finally:
+                    (touched if is_bad else idle).append(same(before, snapshot(model, optimizer)))
+        except SystemExit as left:
+            code = left.code
+        finite = all(bool(torch.isfinite(one).all()) for one in snapshot(model, optimizer))
+        spooled = []
+        if made.sender is not None:
+            made.sender.close(timeout_s=1.0)
+            spool = open_slot(next((root / "spool").iterdir()))
+            while (found := spool.peek()) is not None:
+                post = found[0]
+                if post.content_type == "application/json" and post.path.endswith("/events"):
+                    body = zlib.decompress(post.body, 31) if post.encoding else post.body
+                    for _, event in decode_events(body, "application/json").events:
+                        spooled.append([event.type, event.step, event.data.get("action", "")])
+                spool.done(found[1])
+            spool.close()
+        results[kind] = {
+            "code": code,
+            "stopped_at": step,
+            "bad_left_all_untouched": all(touched),
+            "bad": len(touched),
+            "good_trained": not any(idle[1:]),
+            "finite": finite,
+            "actions": [one[1:] for one in spooled if one[0] == "action"],
+            "exited": sum(one[0] == "directive.ack" for one in spooled),
+        }
+        dist.barrier()
     return results
 
 
@@ -255,6 +329,7 @@ def documented(rank, folder):
 
 ALL = {
     "halted": halted,
+    "server dead": server_dead,
     "restores": restores,
     "waits in place": waits_in_place,
     "documented": documented,

@@ -1,6 +1,10 @@
 """Accumulation, scaling, running a step again, corruption, stopping and restoring; on four real ranks."""
 
+import json
+
 import pytest
+
+from andon.loader_batches import batches
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -191,6 +195,36 @@ class TestHalted:
     def test_the_ring_has_each_rank_s_samples_of_the_last_steps(self, ranks, kind):
         for rank, seen in enumerate(one[kind] for one in everyone(ranks, "halted")):
             assert seen["ring"] == [[step, f"sample-{16 * (step - 1) + 4 * rank}"] for step in range(1, 7)]
+
+
+def test_a_rank_that_is_new_takes_the_loader_of_rank_0(tmp_path):
+    from andon.halt_snapshot import restore_loader
+
+    data = [f"s{n}" for n in range(50)]
+    saved = batches(data, batch_size=3, world_size=2)
+    next(saved)
+    (tmp_path / "loader-00000.json").write_text(json.dumps(saved.state_dict()))
+    new = batches(data, batch_size=2, rank=3, world_size=4)
+    restore_loader(tmp_path, new, 3)
+    next(new)
+    assert new.positions == (12, 13)
+
+
+class TestServerDead:
+    @pytest.mark.parametrize(
+        "kind",
+        ["ddp, loss", "ddp, gradient", "fsdp2, gradient", "ddp, gradient, on the device"],
+    )
+    def test_no_bad_update_is_applied_and_all_ranks_leave_by_themselves(self, ranks, kind):
+        deferred = kind.endswith("device")  # dropped in its step, known on the host one later
+        seen = [one[kind] for one in everyone(ranks, "server dead")]
+        for one in seen:
+            assert (one["code"], one["stopped_at"], one["bad"]) == ((93, 7, 4) if deferred else (93, 6, 3))
+            assert one["bad_left_all_untouched"]
+            assert one["good_trained"]
+            assert one["finite"]
+        assert seen[0]["actions"] == [[3, "skip"], [5, "skip"], [6, "halt"]]
+        assert seen[0]["exited"] == 3  # received, held, exited wait in the spool with the rest
 
 
 class TestWaitsInPlace:
