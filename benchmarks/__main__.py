@@ -1,9 +1,11 @@
-"""All benchmarks on servers of their own: `python -m benchmarks [ingest mlflow storm first_bad vault pages]`.
+"""All benchmarks: `python -m benchmarks [ingest mlflow storm first_bad vault pages detect overhead]`.
 
+The first six run on servers of their own.
 Prints figures, ratios and goals; writes all of it to bench-results/ as JSON. Exits 1 when a goal was missed.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -13,8 +15,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from benchmarks import (
+    bench_detect,
     bench_ingest,
     bench_mlflow,
+    bench_overhead,
     bench_pages,
     bench_stored_first_bad,
     bench_storm,
@@ -29,7 +33,10 @@ BENCHES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "first_bad": bench_stored_first_bad.run,
     "vault": bench_vault.run,
     "pages": bench_pages.run,
+    "detect": bench_detect.run,
+    "overhead": bench_overhead.run,
 }
+WITHOUT_SERVERS = {"detect", "overhead"}
 
 
 def main() -> int:
@@ -42,7 +49,8 @@ def main() -> int:
     begun = datetime.now(UTC)
     load_before = os.getloadavg()[0]
     results: dict[str, dict[str, Any]] = {}
-    with servers() as environment:
+    alone = set(chosen) <= WITHOUT_SERVERS
+    with contextlib.nullcontext({}) if alone else servers() as environment:
         for name in chosen:
             print(f"--- {name}", flush=True)
             results[name] = BENCHES[name](environment)
