@@ -185,9 +185,9 @@ class StreamBatches(Batches):
 
     def restore(self, state: LoaderState) -> None:
         """Go to a saved state. Raises LoaderError: of another order, or a stream that cannot go back."""
-        begun, own = self._samples, state.source
+        own = state.source
         stateful = hasattr(self._data, "load_state_dict") and isinstance(own, dict)
-        one_shot = iter(self._data) is self._data if begun is None else begun is self._data
+        one_shot = isinstance(self._data, Iterator)
         if not stateful and one_shot and self._read > state.position:
             raise LoaderError(
                 f"position: the stream was read to {self._read} and cannot go back to {state.position}; "
