@@ -50,7 +50,8 @@ def main() -> int:
     load_before = os.getloadavg()[0]
     results: dict[str, dict[str, Any]] = {}
     alone = set(chosen) <= WITHOUT_SERVERS
-    with contextlib.nullcontext({}) if alone else servers() as environment:
+    with contextlib.ExitStack() as stack:
+        environment = {} if alone else stack.enter_context(servers())
         for name in chosen:
             print(f"--- {name}", flush=True)
             results[name] = BENCHES[name](environment)

@@ -6,6 +6,7 @@ Blocks of STEPS steps per arm, the arms of a round in an order drawn anew, all r
 of a block is left out, since what the arm before does on its threads may end in it. Rank 0 writes times.json.
 """
 
+import importlib
 import json
 import os
 import random
@@ -96,7 +97,7 @@ def peers(folder: Path, found: dict[str, str]) -> dict[str, tuple[Log, Callable[
     except Exception as error:
         found["tensorboard"] = f"not measured: {error}"
     try:
-        import mlflow
+        mlflow: Any = importlib.import_module("mlflow")
 
         mlflow.set_tracking_uri((folder / "mlruns").as_uri())
         mlflow.set_experiment("overhead")
@@ -105,7 +106,7 @@ def peers(folder: Path, found: dict[str, str]) -> dict[str, tuple[Log, Callable[
     except Exception as error:
         found["mlflow"] = f"not measured: {error}"
     try:
-        import wandb
+        wandb: Any = importlib.import_module("wandb")
 
         run = wandb.init(project="overhead", dir=str(folder), mode="offline")
         writers["wandb"] = (lambda step, values: run.log(values, step=step), run.finish)

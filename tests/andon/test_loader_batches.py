@@ -4,6 +4,7 @@ import importlib.util
 import json
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -130,7 +131,7 @@ def test_the_lines_in_the_documentation_deal_batches():
     page = (Path(__file__).parents[2] / "docs" / "trainer.md").read_text()
     first = "    from andon.loader import Window"
     lines = textwrap.dedent(first + page.split(first)[1].split("\n\nData with")[0])
-    names = {"data": range(5000), "rank": 1, "world_size": 2}
+    names: dict[str, Any] = {"data": range(5000), "rank": 1, "world_size": 2}
     exec(lines, names)
     assert names["where"] == tuple(range(8, 16))
     assert names["batch"] == [names["train"].order.sample(position) for position in range(8, 16)]
@@ -231,7 +232,7 @@ class TestTorch:
     def test_an_iterable_data_set_is_a_stream_though_it_inherits_an_index(self):
         from torch.utils.data import DataLoader, IterableDataset
 
-        class Counting(IterableDataset):
+        class Counting(IterableDataset):  # type: ignore[misc, unused-ignore]
             def __iter__(self):
                 return iter(range(40))
 
@@ -246,9 +247,10 @@ class TestTorch:
 @pytest.mark.parametrize("workers", [0, 1])
 def test_torchdata_s_stateful_loader_goes_on_where_it_was(workers):
     from torch.utils.data import IterableDataset
-    from torchdata.stateful_dataloader import StatefulDataLoader
 
-    class Counting(IterableDataset):
+    stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+
+    class Counting(IterableDataset):  # type: ignore[misc, unused-ignore]
         def __init__(self):
             self.at = self.first = 0
 
@@ -265,7 +267,7 @@ def test_torchdata_s_stateful_loader_goes_on_where_it_was(workers):
             self.at = state["at"]
 
     def reader():
-        return StatefulDataLoader(Counting(), batch_size=None, num_workers=workers)
+        return stateful(Counting(), batch_size=None, num_workers=workers)
 
     first = batches(reader(), batch_size=4, skips=[Window(10, 20)])
     assert [n for _ in range(3) for n, _ in next(first)] == [*range(10), 20, 21]

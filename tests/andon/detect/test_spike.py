@@ -262,7 +262,7 @@ class TestCleanTraining:
         for seed in range(4):
             run = clean_run(3_000, seed)
             values = run.loss.copy()
-            values[2500:2520] += 40 * run.sigma
+            values[2500:2520] += 2.0
             detector = RobustSpike(RULES)
             found = [detector.update(step, value) for step, value in enumerate(values.tolist())]
             halts = [finding.step for finding in found if finding is not None and finding.severity == "halt"]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from andon import halt_snapshot, hold, restore_check
 from andon.batch_ring import BatchFacts
+from andon.client import Client
 from andon.loader import Loader
 from andon.restore_check import Parts
 from andon.signing import new_secret
@@ -149,7 +150,7 @@ def server_dead(rank, folder):
             code = left.code
         finite = all(bool(torch.isfinite(one).all()) for one in snapshot(model, optimizer))
         spooled = []
-        if made.sender is not None:
+        if isinstance(made.sender, Client):
             made.sender.close(timeout_s=1.0)
             spool = open_slot(next((root / "spool").iterdir()))
             while (found := spool.peek()) is not None:
