@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "agent": ("andon.agent.command", "hold and upload evidence from this node"),
     "replay": ("andon.replay", "post a recording through the real client"),
     "verify": ("andon.bag", "check an exported evidence bag offline"),
+    "ledger": ("andon.ledger_command", "check an exported ledger offline: andon ledger verify FILE"),
     "permit": ("andon.permit", "check a permit offline: andon permit verify FILE"),
 }
 

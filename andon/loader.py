@@ -19,22 +19,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from andon.intervals import Window, merged
+
 SCHEMA = "andon.loader/1"
 
 
 class LoaderError(ValueError):
     """A loader was asked for an order it cannot give; the text says what differs and what to do."""
-
-
-class Window(msgspec.Struct, frozen=True, order=True):
-    """A half-open range of absolute sample positions: `start` is in it, `stop` is not."""
-
-    start: int
-    stop: int
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.stop:
-            raise LoaderError(f"window [{self.start}, {self.stop}): needs 0 <= start <= stop")
 
 
 class LoaderState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,17 +57,6 @@ def shuffled(size: int, seed: int, epoch: int) -> np.ndarray:
     digest = hashlib.sha256(f"{SCHEMA}:{seed}:{epoch}".encode()).digest()
     generator = np.random.Generator(np.random.PCG64(int.from_bytes(digest[:16], "big")))
     return generator.permutation(size).astype(np.int64)
-
-
-def merged(windows: Iterable[Window]) -> tuple[Window, ...]:
-    """Return `windows` sorted, with the empty ones dropped and the touching ones joined."""
-    joined: list[Window] = []
-    for window in sorted(w for w in windows if w.stop > w.start):
-        if joined and window.start <= joined[-1].stop:
-            joined[-1] = Window(joined[-1].start, max(joined[-1].stop, window.stop))
-        else:
-            joined.append(window)
-    return tuple(joined)
 
 
 class Loader:

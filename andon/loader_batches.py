@@ -22,7 +22,8 @@ from typing import Any, Self
 
 import msgspec
 
-from andon.loader import Loader, LoaderError, LoaderState, Window
+from andon.intervals import Window
+from andon.loader import Loader, LoaderError, LoaderState
 
 Collate = Callable[[list[Any]], Any]
 

@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import rfc8785
 
-from andon.loader import Loader, Window
+from andon.intervals import Window
+from andon.loader import Loader
 from demo import data
 
 VERSION = 1  # of the script; a recording made by another version is made again

@@ -44,8 +44,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         update_applied: whether the first bad update reached the weights.
         restarted_at: first step of the attempt, when it is not the run's first.
-        recurrence: the same failure before in this run: "same_step" (same step or data), "other_step",
-            "other_nodes" (it came back although the suspects were excluded), "same_node".
+        recurrence: the same failure before in this run: "same_data" (the same samples), "same_step",
+            "other_step" (with other data), "other_nodes" (it came back although the suspects were excluded),
+            "same_node".
         hardware_nodes: nodes with a hardware record (Xid, ECC, link) near the first bad step.
         bad_nodes: nodes of the first-bad ranks.
         checkpoint_suspect: the checkpoint a rollback would use is itself suspect.
@@ -54,7 +55,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     update_applied: bool | None = None
     restarted_at: int | None = None
-    recurrence: Literal["none", "same_step", "other_step", "other_nodes", "same_node"] = "none"
+    recurrence: Literal["none", "same_data", "same_step", "other_step", "other_nodes", "same_node"] = "none"
     hardware_nodes: frozenset[str] = frozenset()
     bad_nodes: frozenset[str] = frozenset()
     checkpoint_suspect: bool = False
@@ -121,6 +122,8 @@ def diagnose(findings: Sequence[Finding], first: FirstBad | None, facts: Facts =
             why="the same node failed in an earlier attempt too",
             others=((Family.DATA, "its shard may have followed it"),),
         )
+    if facts.recurrence in _AGAIN and not _hardware_agrees(facts) and kinds & {*_NONFINITE, "loss_spike"}:
+        return _again(kinds, facts)
     if kinds & set(_NONFINITE):
         return _nonfinite(kinds, first, facts)
     for kind, (symptom, family, why) in _BY_KIND.items():
@@ -139,6 +142,27 @@ def diagnose(findings: Sequence[Finding], first: FirstBad | None, facts: Facts =
     if spikes:
         return _spike(spikes, kinds, facts)
     return _curves(kinds, findings)
+
+
+# What a failure that came back says whatever it looks like; the other ways leave the first answer standing.
+_AGAIN: dict[str, tuple[Family, str, tuple[tuple[Family, str], ...]]] = {
+    "other_step": (
+        Family.OPTIMIZER,
+        "it came back at another step with other data: optimisation, not data",
+        ((Family.NUMERICS, "growing attention logits"), (Family.HARDWARE, "not cleared")),
+    ),
+    "same_data": (
+        Family.DATA,
+        "the same samples failed again",
+        ((Family.NUMERICS, "an overflow on ordinary data looks the same"), (Family.DRIFT, "not cleared")),
+    ),
+}
+
+
+def _again(kinds: set[str], facts: Facts) -> Diagnosis:
+    family, why, others = _AGAIN[facts.recurrence]
+    symptom = "instant_nonfinite" if kinds & set(_NONFINITE) else "repeated_spikes"
+    return Diagnosis(symptom=symptom, family=family, why=why, others=others)
 
 
 def _hardware_agrees(facts: Facts) -> Collection[str]:
@@ -232,14 +256,6 @@ def _skipped(first: FirstBad | None, facts: Facts) -> Diagnosis:
 def _spike(spikes: Sequence[Finding], kinds: Collection[str], facts: Facts) -> Diagnosis:
     first = min((s for s in spikes if s.step is not None), key=lambda s: s.step or 0, default=spikes[0])
     halt = any(spike.severity == "halt" for spike in spikes)
-    if facts.recurrence == "other_step":
-        return Diagnosis(
-            symptom="repeated_spikes",
-            family=Family.OPTIMIZER,
-            why="spikes came back at another step although the first batches were skipped: "
-            "optimisation, not data",
-            others=((Family.NUMERICS, "growing attention logits"),),
-        )
     if _after_restart(facts, first.step):
         return Diagnosis(
             symptom="spike_stays" if halt else "spike_recovers",

@@ -217,8 +217,13 @@ _CHECKS: dict[str, tuple[Says, ...]] = {
 }
 
 _RECURRENCE: dict[str, tuple[Says, ...]] = {
-    "same_step": (
+    "same_data": (
         (DATA, 2, "the same data broke it again"),
+        (HARDWARE, -1, "chance does not strike one batch twice"),
+    ),
+    "same_step": (
+        (DATA, 1, "the same data, or what is bound to this step"),
+        (DRIFT, 1, "software may be bound to this step"),
         (HARDWARE, -1, "chance does not strike one step twice"),
     ),
     "other_step": (

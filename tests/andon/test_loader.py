@@ -1,12 +1,11 @@
 """The loader: positions mean the same data whatever the layout, and a restore is exact."""
 
-from itertools import pairwise
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from andon.loader import Loader, LoaderError, LoaderState, Window, merged, shuffled
+from andon.intervals import Window
+from andon.loader import Loader, LoaderError, LoaderState, shuffled
 
 
 def read(loader: Loader, steps: int) -> list[int]:
@@ -123,18 +122,6 @@ class TestSkips:
         assert state.position not in skipped
         assert state.consumed_samples == len(seen)
         assert [p for w in state.trained for p in range(w.start, w.stop)] == seen
-
-    @given(st.lists(windows, max_size=8))
-    def test_merging_keeps_the_set_and_leaves_gaps_between(self, given_windows):
-        joined = merged(given_windows)
-        assert {p for w in joined for p in range(w.start, w.stop)} == {
-            p for w in given_windows for p in range(w.start, w.stop)
-        }
-        assert all(a.stop < b.start for a, b in pairwise(joined))
-
-    def test_a_window_that_ends_before_it_begins_is_refused(self):
-        with pytest.raises(LoaderError, match="0 <= start <= stop"):
-            Window(5, 4)
 
 
 class TestRestore:

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andon.loader import Loader, LoaderError, Window
+from andon.intervals import Window
+from andon.loader import Loader, LoaderError
 from andon.loader_batches import batches
 
 HAS = {name: importlib.util.find_spec(name) is not None for name in ("torch", "torchdata")}

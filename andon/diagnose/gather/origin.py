@@ -7,8 +7,9 @@ from andon.wire_values import fold_ranks
 
 _NONFINITE = ("nonfinite", "nonfinite_state", "nonfinite_skipped")
 _CAME_BACK = {
-    "same_step": "it came back at the same step or data",
-    "other_step": "it came back at another step, its data skipped",
+    "same_data": "the same samples failed again",
+    "same_step": "it came back at the same step",
+    "other_step": "it came back at another step with other data",
     "other_nodes": "it came back on other nodes",
     "same_node": "it came back on the same node",
 }

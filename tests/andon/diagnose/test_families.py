@@ -70,6 +70,15 @@ class TestNonfinite:
         facts = Facts(hardware_nodes=node, bad_nodes=node, recurrence="other_nodes")
         assert diagnose([finding("nonfinite")], first(61), facts).family == Family.DATA
 
+    @pytest.mark.parametrize(
+        ("recurrence", "family"), [("other_step", Family.OPTIMIZER), ("same_data", Family.DATA)]
+    )
+    def test_a_nan_that_came_back_is_judged_by_how_it_did(self, recurrence, family):
+        assert diagnose([finding("nonfinite")], first(), Facts(recurrence=recurrence)).family == family
+        node = frozenset({"node-07"})
+        facts = Facts(recurrence=recurrence, hardware_nodes=node, bad_nodes=node)
+        assert diagnose([finding("nonfinite")], first(61), facts).family == Family.HARDWARE
+
     def test_right_after_a_restart_the_restore_is_suspected(self):
         got = diagnose([finding("nonfinite")], first(step=5003), Facts(restarted_at=5001))
         assert got.family == Family.DISTRIBUTED
@@ -179,7 +188,7 @@ kinds = st.sampled_from(
         st.builds(finding, kinds, st.sampled_from(["info", "warn", "halt"]), st.none() | st.integers(0, 9))
     ),
     st.sampled_from([None, first(), first(3), first(1, 2, 3)]),
-    st.sampled_from(["none", "same_step", "other_step", "other_nodes", "same_node"]),
+    st.sampled_from(["none", "same_data", "same_step", "other_step", "other_nodes", "same_node"]),
     st.sampled_from([None, True, False]),
 )
 def test_any_incident_has_a_known_symptom_a_reason_and_a_plan(findings, cell, recurrence, applied):
