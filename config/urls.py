@@ -8,6 +8,7 @@ from ninja import NinjaAPI
 
 import evidence.api
 import incidents.api
+import incidents.ledger_api
 import runs.api
 import runs.hooks_api
 from runs import problems
@@ -20,7 +21,13 @@ api = NinjaAPI(
     docs_url="/docs",
 )
 problems.install(api)
-for _router in (runs.api.router, runs.hooks_api.router, evidence.api.router, incidents.api.router):
+for _router in (
+    runs.api.router,
+    runs.hooks_api.router,
+    evidence.api.router,
+    incidents.api.router,
+    incidents.ledger_api.router,
+):
     api.add_router("", _router)
 
 urlpatterns: list[URLPattern | URLResolver] = [

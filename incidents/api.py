@@ -8,17 +8,16 @@ from django.http import HttpRequest
 from django.utils.dateparse import parse_datetime
 from ninja import Router, Schema
 
-from incidents import approval, ledger, permits, queries
-from incidents.models import Incident, LedgerRow
+from incidents import approval, permits, queries
+from incidents.models import Incident
 from incidents.page import IncidentLine
 from incidents.refused import Refused
-from runs.access import PersonalToken, signed_run, visible_runs
-from runs.models import Person, Run
+from runs.access import PersonalToken, signed_run
+from runs.models import Person
 from runs.problems import Problem
 
 router = Router(tags=["incidents"])
 PAGE = 50
-LEDGER_PAGE = 100
 MAX_BODY_BYTES = 64 * 1024
 
 
@@ -146,29 +145,6 @@ def approve(request: HttpRequest, incident_id: int, given: Approve) -> dict[str,
         raise _problem(refused) from refused
     incident.refresh_from_db()
     return {"approval": str(made.pk), "digest": made.digest, "state": incident.state}
-
-
-@router.get("/runs/{run}/ledger", auth=PersonalToken())
-def run_ledger(request: HttpRequest, run: str, cursor: str = "") -> dict[str, Any]:
-    """List the ledger of a run, newest first, each row as it is chained."""
-    found = visible_runs(_person(request)).filter(slug=run).first()
-    if found is None:
-        raise Problem(404, "unknown-run", f"There is no run {run!r} that you may see.", field="run")
-    rows = LedgerRow.objects.filter(run=found).order_by("-seq")
-    if cursor:
-        rows = rows.filter(seq__lt=_whole(cursor, "cursor"))
-    listed = list(rows[: LEDGER_PAGE + 1])
-    shown = listed[:LEDGER_PAGE]
-    return {
-        "items": [ledger.document(row, found.slug) for row in shown],
-        "next": str(shown[-1].seq) if len(listed) > LEDGER_PAGE else None,
-        "chain": _chain(found),
-    }
-
-
-def _chain(run: Run) -> dict[str, Any]:
-    wrong = ledger.verify(run)
-    return {"verified": not wrong, "wrong": wrong}
 
 
 def _item(line: IncidentLine) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from andon.policy import Policy
-from incidents import ledger, positions, states
+from incidents import caps, ledger, positions, states
 from incidents.models import Incident, Permit, ResumeRequest
 from runs.attempts import attempt_of
 from runs.directives import set_directive
@@ -107,11 +107,6 @@ def everyone(run: Run, attempt: int) -> tuple[list[int] | None, str]:
     return None, f"attempt {attempt} did not report its world size"
 
 
-def budget(run: Run, action: str, cap: int) -> dict[str, int]:
-    """Return what a ledger row says of its daily cap, this action included."""
-    return {"used": ledger.used_today(run, action) + 1, "of": cap}
-
-
 def _write_hold(
     incident: Incident, finding: Finding | None, policy: Policy, person: Person | None, says: str
 ) -> None:
@@ -137,7 +132,7 @@ def _write_hold(
     if finding is None:
         reasons["detector"] = "none: a person decided"
     who = rank_words(ranks) if ranks else "all ranks"
-    ledger.append(
+    row = ledger.append(
         run=run,
         action="hold",
         why=f"{says} ({who} at step {count(step)})" if step is not None else says,
@@ -149,9 +144,11 @@ def _write_hold(
         after=after,
         detector=detector_document(finding) if finding else None,
         none_because=reasons,
-        budget=budget(run, "hold", policy.caps.holds_per_day),
+        cap=None if person else policy.caps.holds_per_day,
         incident=incident,
     )
+    if ledger.past_cap(row):
+        caps.note(incident, row, policy)
 
 
 def progress_step(run: Run, attempt: int) -> int | None:

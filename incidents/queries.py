@@ -12,13 +12,13 @@ from django.utils import timezone
 
 from evidence.models import Item
 from evidence.queries import Counts
-from incidents import answers, diagnosis, firstbad, rows
+from incidents import answers, diagnosis, firstbad
 from incidents.incident_page import IncidentPage
-from incidents.models import Incident, LedgerRow
-from incidents.page import IncidentLine, LedgerLine
+from incidents.models import Incident
+from incidents.page import IncidentLine
 from runs.access import visible_runs
 from runs.directives import Obedience, obedience
-from runs.models import Directive, Person, Run
+from runs.models import Directive, Person
 
 NOBODY: Obedience = {"obeyed": 0, "of": 0, "silent": [], "step": None}
 
@@ -84,18 +84,6 @@ def incident_page(person: Person, incident_id: int, *, now: datetime | None = No
 def open_count(person: Person) -> int:
     """Return how many unresolved incidents the person may see: the number in the bar."""
     return visible_incidents(person).filter(state__in=Incident.UNRESOLVED).count()
-
-
-def ledger_lines(
-    run: Run, *, before_seq: int | None = None, incident: Incident | None = None, limit: int = 100
-) -> list[LedgerLine]:
-    """Return ledger rows newest first. The caller has checked that the person may see `run`."""
-    found = LedgerRow.objects.filter(run=run)
-    if before_seq is not None:
-        found = found.filter(seq__lt=before_seq)
-    if incident is not None:
-        found = found.filter(incident=incident)
-    return rows.ledger_lines(found.order_by("-seq")[:limit], run.slug)
 
 
 def _line(

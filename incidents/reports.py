@@ -1,15 +1,19 @@
 """Actions that a trainer or supervisor took by itself and reported: each becomes a ledger row."""
 
 import logging
+import time
 from typing import Any
 
 from django.dispatch import receiver
 
+from andon.ledger import ALSO_REQUIRED, REQUIRED
 from andon.wire import Event
-from incidents import ledger, states, subjects
+from incidents import caps, ledger, opening, states, subjects
 from incidents.models import TimelineEntry
 from runs.formatting import inert
+from runs.locks import lock_run
 from runs.models import Run
+from runs.policies import policy_for
 from runs.signals import action_reported
 
 log = logging.getLogger(__name__)
@@ -30,6 +34,10 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
     checkpoint = data.get("checkpoint")
     if checkpoint is not None and not isinstance(checkpoint, dict):
         checkpoint = {"uri": str(checkpoint)} if isinstance(checkpoint, str) else {"step": checkpoint}
+    cap = _cap(run, event, action)
+    if cap is not None:
+        # Past its cap the run is held, and whoever holds a run has its lock before that of its ledger.
+        run = lock_run(run.pk)
     incident = states.unresolved(run.pk)
     why = str(data.get("reason") or f"{action}, as reported")
     fields: dict[str, Any] = {
@@ -39,7 +47,7 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
         "after": sides["after"],
         "checkpoint": checkpoint or None,
         "detector": _detector(data.get("detector")),
-        "samples_skipped": _whole(data.get("samples_skipped")),
+        "samples_skipped": _skipped(action, data, sides),
         "steps_lost": _whole(data.get("steps_lost")),
         "gpu_hours_lost": None,
     }
@@ -52,6 +60,7 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
         attempt=event.attempt or subjects.newest_attempt(run.pk),
         **fields,
         none_because=reasons,
+        cap=cap,
         incident=incident,
     )
     if incident is not None:
@@ -63,6 +72,24 @@ def on_action(sender: object, run: Run, event: Event, **kwargs: Any) -> None:
             by=inert(event.node or "trainer"),
             data={"ledger": row.seq},
         )
+    if ledger.past_cap(row):
+        opening.take(run, [caps.finding(run, row, policy_for(run.pk))], locked=True)
+
+
+def _cap(run: Run, event: Event, action: str) -> int | None:
+    """Return the day's cap of a reported action; None where it is not counted.
+
+    A loss scaler drops an overflow as a part of its search, and has a rule of its own; and what is told
+    late, or of an earlier attempt, changes nothing any more.
+    """
+    policy = policy_for(run.pk)
+    cap = caps.of(policy, action)
+    numbers = event.data.get("numbers")
+    if cap is None or (isinstance(numbers, dict) and numbers.get("loss_scale") is not None):
+        return None
+    late_s = 0.0 if event.occurred_ns is None else time.time() - event.occurred_ns / 1e9
+    old = event.attempt is not None and event.attempt < subjects.newest_attempt(run.pk)
+    return None if old or late_s > policy.nonfinite.backfill_after_s else cap
 
 
 def _reasons(data: dict[str, Any]) -> dict[str, str]:
@@ -93,10 +120,19 @@ def _side(data: dict[str, Any], side: str, reasons: dict[str, str]) -> dict[str,
 
 def _unsaid(action: str, have: dict[str, Any], reasons: dict[str, str]) -> dict[str, str]:
     """Return reasons for what this action's row needs and the reporter left out."""
-    needed = ledger.REQUIRED + ledger.ALSO_REQUIRED.get(action, ())
+    needed = REQUIRED + ALSO_REQUIRED.get(action, ())
     return {
         name: "the reporter did not say" for name in needed if have.get(name) is None and name not in reasons
     }
+
+
+def _skipped(action: str, data: dict[str, Any], sides: dict[str, dict[str, int | None] | None]) -> int | None:
+    """Return how many samples were skipped: as said, else as far as the loader moved over the skip."""
+    said = _whole(data.get("samples_skipped"))
+    before, after = ((sides[side] or {}).get("loader_position") for side in ("before", "after"))
+    if said is not None or action != "skip" or before is None or after is None or after < before:
+        return said
+    return after - before
 
 
 def _detector(value: Any) -> dict[str, Any] | None:

@@ -111,15 +111,19 @@ def finding_line(finding: Finding) -> FindingLine:
     )
 
 
-def ledger_lines(rows: Iterable[LedgerRow], run: str) -> list[LedgerLine]:
-    """Return ledger rows in the order given; opaque ids of people become names where there still are any."""
+def ledger_lines(rows: Iterable[LedgerRow], run: str = "") -> list[LedgerLine]:
+    """Return ledger rows in the order given; opaque ids of people become names where there still are any.
+
+    Args:
+        run: the one run of all of them; "": each row's own, which the caller has read with it.
+    """
     listed = list(rows)
     names = person_names(row.decided_by for row in listed)
     return [
         LedgerLine(
             seq=row.seq,
             at=row.at,
-            run=run,
+            run=run or row.run.slug,
             incident=row.incident_id,
             attempt=row.attempt,
             action=row.action,

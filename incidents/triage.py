@@ -6,13 +6,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from andon.policy import Policy
-from incidents import queries
 from incidents.incident_page import IncidentPage
-from incidents.models import LedgerRow, Plan
-from incidents.page import FindingLine, IncidentLine, LedgerLine
+from incidents.models import Plan
+from incidents.page import FindingLine, IncidentLine
 from runs import formatting
-from runs.access import visible_runs
-from runs.models import Checkpoint, Person
+from runs.models import Checkpoint
 
 Z_BAR_PX = 104
 CHOICES = 50
@@ -105,10 +103,3 @@ def _lanes(lanes: list[Any]) -> str:
     return ", ".join(formatting.inert(lane, 48) for lane in lanes[:3]) + (
         f" and {len(lanes) - 3:,} more" if len(lanes) > 3 else ""
     )
-
-
-def newest_ledger_lines(person: Person, limit: int) -> list[LedgerLine]:
-    """Return the newest ledger rows over all runs a person may see."""
-    runs = visible_runs(person).filter(pk__in=LedgerRow.objects.order_by("-at").values("run")[: limit * 4])
-    lines = [line for run in runs[:limit] for line in queries.ledger_lines(run, limit=limit)]
-    return sorted(lines, key=lambda line: (line.at, line.seq), reverse=True)[:limit]

@@ -6,7 +6,9 @@ from incidents import (
     decisions,
     diagnosis_views,
     first_hour_views,
+    goodput_views,
     grid_views,
+    ledger_views,
     note_views,
     raw_views,
     system,
@@ -59,8 +61,15 @@ urlpatterns = [
     path("incidents/<int:incident_id>/hand-over", first_hour_views.hand_over, name="hand_over"),
     path("acknowledge/<str:token>", first_hour_views.acknowledge_by_link, name="acknowledge_by_link"),
     path("runs/<slug:slug>/hold", decisions.hold, name="hold"),
-    path("runs/<slug:slug>/ledger", views.run_ledger, name="run_ledger"),
-    path("ledger", views.all_ledgers, name="ledger"),
+    path("runs/<slug:slug>/ledger", ledger_views.run_ledger, name="run_ledger"),
+    path("runs/<slug:slug>/seen", ledger_views.run_seen, name="run_seen"),
+    *(
+        path(f"runs/<slug:slug>/ledger.{form}", ledger_views.export, {"form": form})
+        for form in ledger_views.CONTENT_TYPES
+    ),
+    path("runs/<slug:slug>/goodput", goodput_views.run_goodput, name="run_goodput"),
+    path("goodput", goodput_views.goodput_page, name="goodput"),
+    path("ledger", ledger_views.all_ledgers, name="ledger"),
     path("on-call", paging_views.show, name="on_call"),
     path("on-call/take", paging_views.take, name="take_pager"),
     path("on-call/pages/<int:page_id>/acknowledge", paging_views.acknowledge, name="acknowledge_page"),

@@ -1,29 +1,27 @@
-"""Pages of incidents: list, triage, approve, ledger, search, system."""
+"""Pages of incidents: list and triage."""
 
 from collections.abc import Callable
 
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import render
-from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from evidence.pages.listing import item_lines, ticks
 from evidence.views import items_context
-from incidents import fragments, ledger, queries, raw, roles, triage
+from incidents import fragments, queries, raw, roles, triage
 from incidents.bad_cells import bad_text
 from incidents.grid_views import view_of
 from incidents.incident_page import IncidentPage
 from incidents.layer_bars import layer_bars
-from incidents.models import Incident, LedgerRow
+from incidents.models import Incident
 from runs import grid, live
 from runs.access import project_member
 from runs.grid_rows import WORDS, kinds
 from runs.models import Person
-from runs.views import person_of, visible_run_or_404
+from runs.views import person_of
 
 PAGE_ROWS = 50
-LEDGER_ROWS = 100
 STATES = ("open", "approved", "resuming", "watching", "resolved", "false_alarm")
 
 
@@ -160,39 +158,3 @@ def incident_fragment(request: HttpRequest, incident_id: int, name: str) -> Http
         raise Http404
     page = page_or_404(request, incident_id)
     return live.answer(request, f"incidents/_{name}.html", known[name](page, person_of(request)))
-
-
-# Ledger
-
-
-@require_GET
-@login_required
-def run_ledger(request: HttpRequest, slug: str) -> HttpResponse:
-    """Show what was done to a run, automatically or by decision, and whether the chain holds."""
-    run = visible_run_or_404(request, slug)
-    text = request.GET.get("before", "")
-    before = int(text) if text.isdecimal() and len(text) < 10 else None
-    lines = queries.ledger_lines(run, before_seq=before, limit=LEDGER_ROWS + 1)
-    return render(
-        request,
-        "incidents/ledger.html",
-        {
-            "run": run,
-            "lines": lines[:LEDGER_ROWS],
-            "older": lines[LEDGER_ROWS - 1].seq if len(lines) > LEDGER_ROWS else None,
-            "wrong": ledger.verify(run),
-            "checked_at": timezone.now(),
-            "total": LedgerRow.objects.filter(run=run).count(),
-        },
-    )
-
-
-@require_GET
-@login_required
-def all_ledgers(request: HttpRequest) -> HttpResponse:
-    """Show the newest ledger rows of every run a person may see."""
-    return render(
-        request,
-        "incidents/ledgers.html",
-        {"lines": triage.newest_ledger_lines(person_of(request), LEDGER_ROWS)},
-    )

@@ -80,6 +80,12 @@ def percent(part: float, whole: float) -> str:
 
 
 @register.filter
+def times(value: float, by: float) -> float:
+    """Return the product: hours at a price."""
+    return value * by
+
+
+@register.filter
 def ranks(values: Iterable[int]) -> str:
     """Return folded ranks, cut after five pieces."""
     return formatting.ranks(values)

@@ -39,6 +39,7 @@ LISTS = {
     "vault",
     "vault/open",
     "ledger",
+    "goodput",
     "on-call",
     "search",
     "system",

@@ -1,18 +1,21 @@
 """The ledger: complete or refused, chained, and only ever added to."""
 
 import json
+from datetime import timedelta
 
 import pytest
 from django.core.checks import run_checks
 from django.db import DatabaseError, connection, transaction
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon.canonical import canonical_bytes, exact
+from andon.ledger import row_digest
 from andon.wire import decode_events
-from incidents import ledger
-from incidents.canonical import canonical_bytes
+from incidents import caps, ledger
 from incidents.models import LedgerRow
-from runs.models import Run
+from runs.models import Finding, Run
 from runs.signals import action_reported
 from tests.incidents.world import World
 
@@ -27,6 +30,15 @@ WHOLE = {
     "after": POSITIONS,
     "checkpoint": {"step": 4, "uri": "file:///c"},
 }
+
+
+def change(sql: str) -> None:
+    """Change rows as somebody with the database in his hands would."""
+    with connection.cursor() as cursor:
+        cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # no table with pending checks is altered
+        cursor.execute("ALTER TABLE incidents_ledgerrow DISABLE TRIGGER USER")
+        cursor.execute(sql)
+        cursor.execute("ALTER TABLE incidents_ledgerrow ENABLE TRIGGER USER")
 
 
 @pytest.fixture
@@ -65,13 +77,6 @@ class TestChain:
     def rows(self, run, n=4):
         return [ledger.append(run=run, **WHOLE) for _ in range(n)]
 
-    def change(self, sql: str) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")  # no table with pending checks is altered
-            cursor.execute("ALTER TABLE incidents_ledgerrow DISABLE TRIGGER USER")
-            cursor.execute(sql)
-            cursor.execute("ALTER TABLE incidents_ledgerrow ENABLE TRIGGER USER")
-
     def test_it_verifies(self, run):
         self.rows(run)
         assert ledger.verify(run) == []
@@ -79,21 +84,19 @@ class TestChain:
 
     def test_a_changed_row_is_found(self, run):
         self.rows(run)
-        self.change("UPDATE incidents_ledgerrow SET why = 'nothing happened' WHERE seq = 2")
+        change("UPDATE incidents_ledgerrow SET why = 'nothing happened' WHERE seq = 2")
         assert ledger.verify(run) == ["row 2 was changed after it was written: its digest does not fit"]
 
     def test_a_row_taken_out_is_found(self, run):
         self.rows(run)
-        self.change("DELETE FROM incidents_ledgerrow WHERE seq = 2")
+        change("DELETE FROM incidents_ledgerrow WHERE seq = 2")
         assert ledger.verify(run) == ["row 2 is missing: the next one found is row 3"]
 
     def test_a_row_with_a_new_digest_of_its_own_breaks_the_next(self, run):
         rows = self.rows(run)
         rows[1].why = "nothing happened"
-        digest = ledger.row_digest(rows[1], run.slug)
-        self.change(
-            f"UPDATE incidents_ledgerrow SET why = 'nothing happened', digest = '{digest}' WHERE seq = 2"
-        )
+        digest = row_digest(ledger.document(rows[1], run.slug))
+        change(f"UPDATE incidents_ledgerrow SET why = 'nothing happened', digest = '{digest}' WHERE seq = 2")
         assert ledger.verify(run) == ["row 3 names another row before it than row 2"]
 
     @pytest.mark.parametrize(
@@ -121,6 +124,11 @@ class TestChain:
 
     def test_a_step_beyond_what_json_numbers_hold_still_chains(self, run):
         ledger.append(run=run, **{**WHOLE, "step": 2**63 - 1})
+        assert ledger.verify(run) == []
+
+    @pytest.mark.parametrize("value", [1.7e30, 1e22, -4.5e18, 2.0**60, 1e-300, 0.1, float("inf")])
+    def test_numbers_of_any_size_still_chain(self, run, value):
+        ledger.append(run=run, **WHOLE, detector={"name": "spike", "numbers": {"value": exact(value)}})
         assert ledger.verify(run) == []
 
 
@@ -167,3 +175,74 @@ class TestReportedActions:
         row = LedgerRow.objects.get(run=run)
         assert row.none_because["before"] == row.none_because["after"] == "no loader yet"
         assert row.decided_by == "spike"
+
+
+@pytest.mark.django_db
+class TestCaps:
+    """Past its cap an action holds the run, whoever did it; what is no automatic action is not counted."""
+
+    def skip(self, world, step, **more):
+        data = {
+            "action": "skip",
+            "loader_before": step * 32 - 32,
+            "loader_after": step * 32,
+            "reason": "nonfinite on 1 rank(s): the update is dropped",
+            "detector": "monitor",
+            "reason_none": {"checkpoint": "none is involved"},
+            **more,
+        }
+        body = {"type": "action", "step": step, "ranks": "0-3", "attempt": 1, "data": data}
+        decoded = decode_events(json.dumps(body).encode(), "application/json")
+        assert not decoded.refused, decoded.refused
+        with transaction.atomic():
+            action_reported.send(sender=Run, run=world.run, event=decoded.events[0][1])
+
+    def test_one_skip_more_than_the_day_allows_holds_the_run(self, project):
+        world = World(project)
+        world.policy(caps={"skips_per_day": 2})
+        world.steps(1, 9)
+        self.skip(world, 7)
+        self.skip(world, 8)
+        assert world.directive() == "continue"
+        assert [one.left for one in caps.today(world.run) if one.action == "skip"] == [0]
+        self.skip(world, 9)
+        assert world.directive() == "hold"
+        incident = world.incident()
+        assert (incident.kind, incident.title) == (
+            "cap_reached",
+            "Daily cap of automatic actions reached",
+        )
+        row = LedgerRow.objects.filter(run=world.run, action="skip").latest("seq")
+        assert (row.budget, row.samples_skipped) == ({"used": 3, "of": 2}, 32)
+        assert ledger.verify(world.run) == []
+
+    def test_what_a_loss_scaler_drops_and_what_is_told_late_is_not_counted(self, project):
+        world = World(project)
+        world.policy(caps={"skips_per_day": 1})
+        for step in range(2, 9):
+            self.skip(world, step, numbers={"loss_scale": 1024.0})
+        world.launch(2)
+        for step in range(2, 9):
+            self.skip(world, step)  # attempt 1, told after attempt 2 was launched
+        assert world.directive() == "continue"
+        assert ledger.used_today(world.run, "skip") == 0
+
+    def test_a_hold_past_its_cap_holds_and_says_that_a_person_decides(self, project):
+        world = World(project)
+        world.policy(caps={"holds_per_day": 0})
+        world.steps(1, 9)
+        world.finding("nonfinite", step=9)
+        assert world.directive() == "hold"
+        assert world.incident().timeline.filter(kind="cap", text__contains="a person decides").exists()
+        assert Finding.objects.filter(kind="cap_reached", incident=str(world.incident().pk)).count() == 1
+
+    def test_what_a_person_decides_uses_nothing_of_the_budget(self, run):
+        ledger.append(run=run, **{**WHOLE, "action": "rollback"}, steps_lost=1, gpu_hours_lost=0.1)
+        assert ledger.used_today(run, "rollback") == 0
+
+    def test_yesterday_does_not_count(self, run):
+        yesterday = timezone.now() - timedelta(days=1)
+        for _ in range(3):
+            ledger.append(run=run, **{**WHOLE, "action": "skip"}, samples_skipped=1, cap=9, at=yesterday)
+        row = ledger.append(run=run, **{**WHOLE, "action": "skip"}, samples_skipped=1, cap=9)
+        assert row.budget == {"used": 1, "of": 9}
