@@ -13,7 +13,7 @@ from incidents.models import Incident
 from runs.attempts import attempt_of
 from runs.models import Event, Finding, Run
 
-Recurrence = Literal["none", "same_step", "other_step", "other_nodes", "same_node"]
+Recurrence = Literal["none", "same_data", "same_step", "other_step", "other_nodes", "same_node"]
 _HARDWARE_EVENTS = ("hardware.xid", "hardware.ecc", "hardware.link")
 _HARDWARE_ROWS = 1_000  # different records: a device repeats its own, and a storm of them is one fault
 
@@ -117,5 +117,5 @@ def _hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
 
 def known_recurrence(incident: Incident) -> Recurrence:
     """Return how this incident came back, as the reopening wrote it down; "none" for a first failure."""
-    known: tuple[Recurrence, ...] = ("same_step", "other_step", "other_nodes", "same_node")
+    known: tuple[Recurrence, ...] = ("same_data", "same_step", "other_step", "other_nodes", "same_node")
     return next((kind for kind in known if kind == incident.recurrence), "none")

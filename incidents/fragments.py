@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from incidents import board_part, changed, duties, first_hour, neighbours
+from incidents import board_part, changed, duties, first_hour, neighbours, watch_part
 from incidents.incident_page import IncidentPage
 from runs.models import Person
 
@@ -37,6 +37,15 @@ def _similar(page: IncidentPage, person: Person) -> Context:
     return {"page": page, "similar": page.similar}
 
 
+def _watch(page: IncidentPage, person: Person) -> Context:
+    return {
+        "page": page,
+        "watch": watch_part.of_page(page),
+        "width": watch_part.WIDTH,
+        "height": watch_part.HEIGHT,
+    }
+
+
 def _notes(page: IncidentPage, person: Person) -> Context:
     return {"page": page, "me_id": person.pk}
 
@@ -47,6 +56,7 @@ WITH_PAGE: dict[str, Callable[[IncidentPage, Person], Context]] = {
     "first_hour": _first_hour,
     "recurrence": _similar,
     "similar": _similar,
+    "watch": _watch,
     "notes": _notes,
 }
 # Asked for once the page is there: what is slow, or is looked at by few.

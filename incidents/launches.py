@@ -9,12 +9,12 @@ from django.db import transaction
 from django.dispatch import receiver
 from django.utils import timezone
 
-from incidents import costs, holding, ledger, opening, permits, plans, positions, rules, states
+from incidents import costs, holding, ledger, opening, permits, plans, positions, rules, states, watching
 from incidents.models import Incident, Permit, Plan, ResumeRequest
 from incidents.paging import raising
 from runs.directives import current, set_directive
 from runs.locks import lock_run
-from runs.models import Attempt, Checkpoint, Finding, Run, RunProgress
+from runs.models import Attempt, Checkpoint, Finding, Run
 from runs.policies import policy_for
 from runs.signals import attempt_launched, checkpoint_changed
 
@@ -38,7 +38,7 @@ def judge(run: Run, attempt: Attempt, permit_id: str) -> None:
     incident = states.unresolved(run.pk)
     if directive is None or directive.kind == "continue":
         if incident is not None and incident.state == S.WATCHING:
-            _watch_newer(incident, attempt)
+            watching.watch_newer(incident, attempt)
         return
     permit = _permit(run, permit_id)
     if permit is not None and _allows(permit, attempt):
@@ -71,36 +71,6 @@ def on_checkpoint(sender: object, run: Run, checkpoint: Checkpoint, **kwargs: An
                 kind="permit",
                 text=f"permit spent: checkpoint of step {checkpoint.step} is past the window and verified",
             )
-
-
-def watch_from(incident: Incident, plan: Plan, watch_steps: int) -> int:
-    """Return the step until which a resumed run is watched.
-
-    From the step the run got to when it failed, not from the checkpoint: the steps it runs again are
-    not yet past what failed.
-    """
-    numbers = plan.numbers
-    known: list[int | None] = [
-        numbers.get("last_bad_step"),
-        incident.first_bad.get("step"),
-        plan.checkpoint.get("step"),
-    ]
-    past = max([step for step in known if step is not None] or [numbers.get("halt_step") or 0])
-    return past + watch_steps
-
-
-def sweep_watching() -> int:
-    """Resolve incidents whose watch window is over; returns how many. Safe to run twice."""
-    ended = 0
-    watched = Incident.objects.filter(
-        state__in=[S.WATCHING, S.OPEN], watch_until_step__isnull=False
-    ).values_list("pk", "run_id")
-    for pk, run_id in watched:
-        try:
-            ended += _end_watch(pk, run_id)
-        except Exception:
-            log.exception("the watch of incident %s could not be ended", pk)
-    return ended
 
 
 def sweep_expired() -> int:
@@ -201,7 +171,7 @@ def _accept(permit: Permit, attempt: Attempt) -> None:
         )
     else:
         policy = policy_for(incident.run_id)
-        until = watch_from(incident, plan, policy.rollback.watch_steps)
+        until = watching.watch_from(incident, plan, policy.rollback.watch_steps)
         states.move(incident, S.WATCHING, why=why, watch_until_step=until, watch_attempt=attempt.number)
     directive = set_directive(
         run=incident.run,
@@ -243,7 +213,6 @@ def _write_resumption(permit: Permit, attempt: Attempt) -> None:
         "checkpoint": plan.checkpoint or None,
         "incident": incident,
     }
-    policy = policy_for(run.pk)
     if plan.kind in plans.ROLLBACKS:
         lost = numbers.get("steps_lost")
         more = {} if lost is not None else {"steps_lost": "the step it stopped at is not known"}
@@ -254,7 +223,6 @@ def _write_resumption(permit: Permit, attempt: Attempt) -> None:
             steps_lost=lost,
             gpu_hours_lost=cost,
             none_because=reasons | more,
-            budget=holding.budget(run, "rollback", policy.caps.rollbacks_per_day),
             **common,
         )
     if plan.skip:
@@ -264,7 +232,6 @@ def _write_resumption(permit: Permit, attempt: Attempt) -> None:
             why=f"samples {start} to {stop} are left out (half open, absolute)",
             samples_skipped=stop - start,
             none_because=reasons,
-            budget=holding.budget(run, "skip", policy.caps.skips_per_day),
             **common,
         )
     ledger.append(
@@ -366,13 +333,6 @@ def _why_refused(attempt: Attempt, permit_id: str, permit: Permit | None) -> str
     return f"attempt {number} was launched with a permit that is {permit.state}"
 
 
-def _watch_newer(incident: Incident, attempt: Attempt) -> None:
-    """A restart under continue (hardware, by the supervisor) is watched in place of the one before."""
-    Incident.objects.filter(pk=incident.pk, state=S.WATCHING, watch_attempt__lt=attempt.number).update(
-        watch_attempt=attempt.number
-    )
-
-
 def _is_past(checkpoint: Checkpoint, permit: Permit) -> bool:
     plan = permit.request.plan
     began = plan.checkpoint.get("step")
@@ -382,22 +342,3 @@ def _is_past(checkpoint: Checkpoint, permit: Permit) -> bool:
         return checkpoint.loader_position >= int(plan.skip["to"])
     last = plan.numbers.get("last_bad_step")
     return last is None or checkpoint.step > int(last)
-
-
-def _end_watch(pk: int, run_id: int) -> int:
-    with transaction.atomic():
-        lock_run(run_id)
-        incident = Incident.objects.select_for_update(no_key=True, of=("self",)).get(pk=pk)
-        if incident.watch_until_step is None or incident.state not in (S.WATCHING, S.OPEN):
-            return 0
-        if incident.state == S.OPEN and incident.holds:
-            return 0
-        progress = RunProgress.objects.filter(run_id=run_id).first()
-        if progress is None or progress.step is None or progress.attempt is None:
-            return 0
-        if progress.attempt < (incident.watch_attempt or 0) or progress.step < incident.watch_until_step:
-            return 0
-        if Finding.objects.filter(run_id=run_id, needs_incident=True, incident="").exists():
-            return 0  # something was seen that nobody has looked at: not clean yet
-        clean = f"clean to step {progress.step}: the watch window is over"
-        return int(states.move(incident, S.RESOLVED, why=clean))

@@ -31,7 +31,7 @@ class Incident(models.Model):
     symptom = models.CharField(max_length=64)
     family = models.CharField(max_length=32, blank=True)  # leading failure family
     family_why = models.TextField(blank=True)
-    # How it came back in its watch window: "" | same_step | other_step | other_nodes | same_node
+    # How it came back in its watch window: "" or a kind of `andon.recurrence`
     recurrence = models.CharField(max_length=12, blank=True)
     opened_at = models.DateTimeField()
     first_bad = models.JSONField(default=dict)  # step, micro_batch, phase, ranks, tie, certainty, layer

@@ -26,6 +26,7 @@ from incidents import (
     rules,
     states,
     subjects,
+    watching,
 )
 from incidents.models import Incident, StateChange
 from incidents.paging import raising
@@ -264,7 +265,8 @@ def _reopen(incident: Incident, findings: list[Finding]) -> None:
     """It came back in its watch window: new evidence, a new hold, and what the recurrence says."""
     policy = policy_for(incident.run_id)
     lead = rules.leading(findings)
-    recurrence = _recurrence(incident, lead)
+    said = watching.recurrence(incident, findings, lead)
+    watching.came_back(incident, lead, said)
     words = f"{lead.kind.replace('_', ' ')} at step {lead.step}, in the watch window"
     states.move(incident, Incident.State.OPEN, why=words, watch_until_step=None, watch_attempt=None)
     holding.end_live_permit(incident.run, "it recurred in the watch window")
@@ -272,7 +274,7 @@ def _reopen(incident: Incident, findings: list[Finding]) -> None:
     holds = rules.effect(lead) == Effect.HOLD
     incident.holds = holds
     raising.again(incident)
-    incident.recurrence = recurrence
+    incident.recurrence = "" if said.kind == "none" else said.kind
     incident.save(update_fields=["holds", "recurrence"])
     describing.redescribe(incident)
     if holds:
@@ -305,21 +307,6 @@ def _freeze_again_if_elsewhere(
     states.record(
         incident, kind="evidence", text=f"evidence of attempt {lead.attempt} frozen beside the earlier one"
     )
-
-
-def _recurrence(incident: Incident, lead: Finding) -> diagnosis.Recurrence:
-    """Say how a failure in the watch window relates to the one before it.
-
-    The failed data was skipped, so another step means the data is innocent; the same step on other
-    nodes means the nodes are.
-    """
-    known, step = incident.first_bad.get("step"), rules.first_flagged_step(lead)
-    plan = incident.plans.last()
-    if known is None or step is None:
-        return "none"
-    if step != known:
-        return "other_step"
-    return "other_nodes" if plan and plan.exclusions.get("nodes") else "same_step"
 
 
 def _watch_until(lead: Finding, policy: Policy) -> int | None:

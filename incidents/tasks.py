@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from incidents import launches, opening, review, traits
+from incidents import launches, opening, review, traits, watching
 from incidents.paging import deadman, on_call, raising
 
 
@@ -18,7 +18,7 @@ def sweep_incidents() -> None:
     review.sweep()
     launches.sweep_launches()
     launches.sweep_expired()
-    launches.sweep_watching()
+    watching.sweep()
     traits.sweep()
 
 

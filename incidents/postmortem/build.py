@@ -18,7 +18,7 @@ from andon.postmortem.document import (
     people_in,
 )
 from incidents.models import Incident, PostmortemEdit, PostmortemVersion
-from incidents.postmortem import edits, failure, head, story
+from incidents.postmortem import edits, failure, head, resumed, story
 from incidents.postmortem.book import Book
 from incidents.postmortem.facts import Facts
 from incidents.postmortem.figures import figures
@@ -50,7 +50,7 @@ def draft(incident: Incident) -> Document:
         Section("timeline", "Timeline", (head.phases(book, facts), head.timeline(book, facts))),
         Section("hypotheses", "Hypotheses", tuple(story.hypotheses(book, facts))),
         Section("cause", "Cause", (*story.cause(book, facts), *_prose(current, "cause"))),
-        Section("recovery", "Recovery", tuple(story.recovery(book, facts))),
+        Section("recovery", "Recovery", (*story.recovery(book, facts), *resumed.after(book, facts))),
         Section("regime", "Regime changes", tuple(story.regime(book, facts))),
         Section("learned", "What we learned", tuple(_prose(current, "learned"))),
         Section("actions", "Actions", tuple(_actions(current))),

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from evidence.actions import waive
 from evidence.models import Item
 from evidence.refused import Refused as EvidenceRefused
-from incidents import actions, approval, launches, ledger, opening, review
+from incidents import actions, approval, launches, ledger, opening, review, watching
 from incidents.canonical import sha256
 from incidents.models import Approval, Incident, Permit, ResumeRequest
 from incidents.refused import Refused
@@ -228,7 +228,7 @@ class HeldRun(RuleBasedStateMachine):
         review.sweep()
         launches.sweep_launches()
         launches.sweep_expired()
-        launches.sweep_watching()
+        watching.sweep()
         if before != "continue" and self.kind == "continue":
             # Only a launch whose report the receiver missed: its permit was taken and is used now.
             assert Permit.objects.filter(run=self.world.run, launches=1).exists()

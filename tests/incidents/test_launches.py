@@ -3,7 +3,7 @@
 import pytest
 from django.utils import timezone
 
-from incidents import approval, launches, ledger
+from incidents import approval, launches, ledger, watching
 from incidents.models import Incident, LedgerRow, Permit, ResumeRequest
 from incidents.refused import Refused
 from runs.directives import current
@@ -145,16 +145,16 @@ class TestWatching:
     def test_it_resolves_after_the_window_and_not_before(self, world, team):
         resume(world, team)
         world.steps(1501, 1501, attempt=2)
-        assert launches.sweep_watching() == 0
+        assert watching.sweep() == 0
         world.steps(1502, 1502, attempt=2)
-        assert launches.sweep_watching() == 1
+        assert watching.sweep() == 1
         assert world.incident().state == Incident.State.RESOLVED
-        assert launches.sweep_watching() == 0
+        assert watching.sweep() == 0
 
     def test_steps_of_the_attempt_before_do_not_count(self, world, team):
         resume(world, team)
         world.steps(1600, 1600, attempt=1)
-        assert launches.sweep_watching() == 0
+        assert watching.sweep() == 0
 
     def test_a_nonfinite_value_reopens_and_holds(self, world, team):
         resume(world, team)

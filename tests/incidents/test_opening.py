@@ -7,7 +7,7 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from evidence.models import Hold
-from incidents import actions, launches, opening, plans, review
+from incidents import actions, opening, plans, review, watching
 from incidents.models import Incident, LedgerRow, TimelineEntry
 from incidents.refused import Refused
 from runs.directives import current, current_document, set_directive
@@ -173,9 +173,9 @@ class TestWhatHoldsNothing:
         quiet.spike(at=1000, since=1000, severity="warn")
         assert quiet.incident().watch_until_step == 1050
         quiet.steps(1049, 1049)
-        assert launches.sweep_watching() == 0
+        assert watching.sweep() == 0
         quiet.steps(1050, 1050)
-        assert launches.sweep_watching() == 1
+        assert watching.sweep() == 1
         assert quiet.incident().state == Incident.State.RESOLVED
         assert quiet.directive() == "continue"
 

@@ -26,6 +26,7 @@ PAGES = [
     "/parts/neighbours",
     "/parts/first_hour",
     "/parts/recurrence",
+    "/parts/watch",
     "/parts/similar",
     "/parts/notes",
     "/raw/log",
