@@ -49,9 +49,9 @@ class Overlap(msgspec.Struct, frozen=True, kw_only=True):
         """Return it in one sentence, without a full stop."""
         if not self.steps:
             return "no step was run by both attempts with a loss of each"
-        numbers = (
-            f"median difference {self.typical:+.4g}, largest {self.largest:.4g} at step {self.largest_at:,}"
-        )
+        by = self.typical or 0.0
+        numbers = f"median difference {'−' if by < 0 else '+'}{abs(by):.4g}"
+        numbers += f", largest {self.largest:.4g} at step {self.largest_at:,}"
         over = f"over {self.steps:,} common steps, {self.first:,} to {self.last:,}"
         if self.outcome == "equal":
             return f"loss bit-equal {over}"
