@@ -154,6 +154,7 @@ DEFAULT_MODES: dict[str, Mode] = {
     "congestion": "observe",
     "throttling": "observe",
     "corruption": "observe",
+    "restore": "observe",  # a replay whose losses differ from the first time
 }
 
 # In order of volatility: what vanishes first is asked for first. A `required` item that is not
