@@ -14,10 +14,12 @@ from andon.wire_version import VERSION
 # name → (module with add_arguments(parser) and run(args), what it does)
 COMMANDS: dict[str, tuple[str, str]] = {
     "detect": ("andon.detect.command", "judge a series: findings as JSON lines; exit 1 on a halt"),
-    "agent": ("andon.agent.command", "hold and upload evidence from this node"),
+    "tail": ("andon.tail.command", "post what a training log says; no change to the trainer"),
+    "agent": ("andon.agent.command", "watch this node; hold and upload its evidence"),
     "replay": ("andon.replay", "post a recording through the real client"),
     "verify": ("andon.bag", "check an exported evidence bag offline"),
     "ledger": ("andon.ledger_command", "check an exported ledger offline: andon ledger verify FILE"),
+    "megatron": ("andon.integrations.megatron", "a permit as Megatron's arguments; check its resumed lr"),
     "permit": ("andon.permit", "check a permit offline: andon permit verify FILE"),
 }
 

@@ -37,7 +37,7 @@ class Ticket:
 
     def __init__(self, post: Post) -> None:
         self.post = post
-        self.written = False  # in the spool
+        self.written = threading.Event()  # in the spool: a kill of this process does not lose it
         self.settled = threading.Event()  # answered, or in the spool and known to take longer
         self.answer: dict[str, Any] | None = None
 
@@ -123,11 +123,21 @@ class Sender:
         return Connection(url, secret, self.clock, timeout_s=timeout_s, tls=tls)
 
     def enqueue(
-        self, path: str, body: bytes, content_type: str, *, events: int = 0, kept: bool = False
+        self,
+        path: str,
+        body: bytes,
+        content_type: str,
+        *,
+        events: int = 0,
+        kept: bool = False,
+        id_: str | None = None,
     ) -> Ticket:
-        """Hand one post over; `path` is below the run's. Raises RuntimeError once closed."""
+        """Hand one post over; `path` is below the run's. Raises RuntimeError once closed.
+
+        `id_` is for a post that may have been handed over before: the same bytes under one id count once.
+        """
         post = Post(
-            id=new_id(),
+            id=id_ or new_id(),
             path=self._base + path,
             content_type=content_type,
             body=body,
@@ -195,7 +205,7 @@ class Sender:
                 self._in_hand = 0
                 self._written += 1
                 for ticket in tickets:
-                    ticket.written = True
+                    ticket.written.set()
                 self._changed.notify_all()
             self._sync()
             with self._changed:
@@ -279,7 +289,7 @@ class Sender:
                 logger.warning("%s: %s; posts wait in the spool", self.run, reason)
             self.last_error = reason
             for ticket in self._tickets.values():
-                if ticket.written:  # else the writer will
+                if ticket.written.is_set():  # else the writer will
                     ticket.settle()
 
     def _answered(self, post: Post, answer: Answer) -> None:

@@ -131,6 +131,25 @@ class Watch(Monitor):
         Raises:
             SystemExit: 93, the run is held.
         """
+        agreed = self.before_update(loss, tokens, rerun=rerun)
+        self._update(agreed, clip)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.after_update(agreed, batch=batch, twin=twin, **extra)
+        if rerun is not None:  # a tenth of a millisecond, for loops that may run a step again
+            self._random = RandomState.take()
+        return agreed
+
+    def before_update(
+        self,
+        loss: Tensor | None = None,
+        tokens: int = 1,
+        *,
+        rerun: Callable[[int], Tensor] | None = None,
+    ) -> Agreement:
+        """Agree on a step whose optimizer somebody else steps: where it says `skip`, nothing may be applied.
+
+        Call on every rank after `backward`, before any clipping and unscaling; then `after_update`.
+        """
         if loss is not None:
             self.micro_batch(loss, tokens)
         self.number += 1
@@ -145,16 +164,26 @@ class Watch(Monitor):
         self._micro, self._tokens = [], []
         if agreed.bad and rerun is not None and not self.deferred:
             self._find_first(agreed, rerun, count)
-        self._update(agreed, clip)
-        self.optimizer.zero_grad(set_to_none=True)
+        return agreed
+
+    def after_update(
+        self,
+        agreed: Agreement,
+        *,
+        batch: BatchFacts | None = None,
+        twin: tuple[Callable[[Any], Tensor], Any] | None = None,
+        **extra: Any,
+    ) -> None:
+        """Record a step, look for corruption, obey. Call on every rank.
+
+        Raises:
+            SystemExit: 93, the run is held.
+        """
         self.finish(agreed, self._facts_of(batch, extra))
         self._look_for_corruption(agreed, twin)
         if agreed.hold or agreed.halt:
             self.hold(agreed.decision.reason if agreed.halt else None, undone=agreed.halt)
         self._began = time.perf_counter()
-        if rerun is not None:  # a tenth of a millisecond, for loops that may run a step again
-            self._random = RandomState.take()
-        return agreed
 
     def _find_first(self, agreed: Agreement, rerun: Callable[[int], Tensor], count: int) -> None:
         if self.policy.modes.get(DECLARED_FIRST, "act") == "off":

@@ -14,6 +14,7 @@ from django.conf import settings
 from incidents import launched
 from incidents.launched import Place
 from incidents.models import Incident
+from runs.attempts import attempt_of
 from runs.formatting import inert
 from runs.models import FirstBad
 
@@ -51,6 +52,7 @@ def of_incident(incident: Incident) -> Ready:
     commands = _of_andon(incident)
     if place is not None and safe:
         commands += _of_node(place, at)
+    commands += _of_megatron(incident)
     left_out = ""
     if place is not None and not safe:
         left_out = f"No command names the node “{inert(place.node, 48)}”: its name is not plain text."
@@ -87,6 +89,20 @@ def _of_andon(incident: Incident) -> list[Command]:
         # The token stays in the environment: a command line is seen by everybody on the machine.
         Command("this incident as JSON", f'curl -sS -H "Authorization: Bearer $TOKEN" {shlex.quote(api)}'),
     ]
+
+
+def _of_megatron(incident: Incident) -> list[Command]:
+    """A skip window is a list of iterations on Megatron's command line; the permit names the window."""
+    plan = incident.plans.order_by("-number").first()
+    launch = attempt_of(incident.run, incident.attempt)
+    # A launch that tells its wrapper has the monitor in its own loop, whose loader skips by itself.
+    if plan is None or plan.skip is None or launch is None or "parallelism" in launch.data:
+        return []
+    batch = plan.numbers.get("batch_samples")
+    if not isinstance(batch, int) or batch < 1:
+        return []
+    words = ["andon", "megatron", "args", "permit.json", "--global-batch-size", str(batch)]
+    return [Command("the plan as arguments of Megatron's next launch", shlex.join(words))]
 
 
 def _of_node(place: Place, at: datetime) -> list[Command]:

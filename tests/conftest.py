@@ -20,6 +20,8 @@ from tests import ceph, servers
 os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 _NOT_RUN = "not run: "  # begins the reason of every skip that a missing package causes
+# The same for packages that only training needs: they are not in the lock file, so CI does not fail for them.
+_NOT_TRAINED = "not trained: "
 
 
 def needs(*programs: str) -> None:
@@ -28,27 +30,35 @@ def needs(*programs: str) -> None:
         pytest.skip(f"{_NOT_RUN}needs {', '.join(missing)} (apt-packages.txt)")
 
 
-def _not_run(terminal: TerminalReporter) -> list[tuple[str, str]]:
+def _not_run(terminal: TerminalReporter, *marks: str) -> list[tuple[str, str]]:
     skipped: list[pytest.TestReport] = terminal.stats.get("skipped", [])
     reasons = [
         (report.nodeid, report.longrepr[2]) for report in skipped if isinstance(report.longrepr, tuple)
     ]
-    return [(test, why.removeprefix("Skipped: ")) for test, why in reasons if _NOT_RUN in why]
+    return [
+        (test, why.removeprefix("Skipped: ")) for test, why in reasons if any(mark in why for mark in marks)
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
     """Name the tests that could not run: a skip in a long line of dots is easily missed."""
-    if not_run := _not_run(terminalreporter):
+    if not_run := _not_run(terminalreporter, _NOT_RUN, _NOT_TRAINED):
         terminalreporter.section("not run", red=True)
+        by_reason: dict[str, list[str]] = {}
         for test, why in not_run:
-            terminalreporter.line(f"{test}: {why}")
+            by_reason.setdefault(why, []).append(test)
+        for why, tests in by_reason.items():
+            more = f" and {len(tests) - 1} more" if len(tests) > 1 else ""
+            terminalreporter.line(f"{tests[0]}{more}: {why}")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Under CI=true a test that could not run is a failure."""
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    if os.environ.get("CI") == "true" and isinstance(terminal, TerminalReporter) and _not_run(terminal):
+    if os.environ.get("CI") != "true" or not isinstance(terminal, TerminalReporter):
+        return
+    if _not_run(terminal, _NOT_RUN):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

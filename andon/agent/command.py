@@ -9,6 +9,11 @@ import sys
 from pathlib import Path
 
 from andon.agent.loop import NodeAgent, Settings
+from andon.agent.watch_files import default_dumps
+from andon.agent.watching import Watched, Watcher
+from andon.client import Client
+
+KMSG = Path("/dev/kmsg")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uploads", type=int, default=4, help="files under way at the same time (%(default)s)"
     )
+    watch = parser.add_argument_group(
+        "watching", "what it looks at on the node and posts; patterns are quoted"
+    )
+    watch.add_argument("--watch", action="store_true", help="all of the below, where this node has it")
+    watch.add_argument("--log", action="append", default=[], metavar="PATTERN", help="logs of ranks")
+    watch.add_argument(
+        "--dumps", action="append", default=[], metavar="PATTERN", help="flight-recorder dumps"
+    )
+    watch.add_argument(
+        "--errors", action="append", default=[], metavar="PATTERN", help="torchelastic's error files"
+    )
+    watch.add_argument("--kernel-log", type=Path, metavar="FILE", help="e.g. /dev/kmsg, /var/log/kern.log")
+    watch.add_argument("--gpus", metavar="SOURCE", help="auto, nvidia-smi, or an address of dcgm-exporter")
+    watch.add_argument("--ranks", action="store_true", help="which ranks' processes are alive")
     parser.add_argument("--once", action="store_true", help="end when nothing is wanted any more")
 
 
@@ -57,6 +76,32 @@ def run(args: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"andon agent: {error}\n")
         return 2
+    try:
+        watcher = _watcher(args, secret)
+    except OSError as error:
+        sys.stderr.write(f"andon agent: {error}\n")
+        return 2
     signal.signal(signal.SIGTERM, lambda *_: agent.stop())
-    agent.run(once=args.once)
+    if watcher is not None:
+        watcher.start()
+    try:
+        agent.run(once=args.once)
+    finally:
+        if watcher is not None:
+            watcher.stop(at_end=args.once)
     return 0
+
+
+def _watcher(args: argparse.Namespace, secret: str) -> Watcher | None:
+    watched = Watched(
+        logs=tuple(args.log),
+        dumps=tuple(args.dumps or (default_dumps() if args.watch else ())),
+        errors=tuple(args.errors),
+        kernel_log=args.kernel_log or (KMSG if args.watch and os.access(KMSG, os.R_OK) else None),
+        gpus=args.gpus or ("auto" if args.watch else None),
+        ranks=args.ranks or args.watch,
+    )
+    if not watched:
+        return None
+    client = Client(args.url, args.run, secret, node=args.node, spool_dir=args.state / "spool")
+    return Watcher(watched, client, state=args.state, server=f"{args.url} {args.run}", node=args.node)

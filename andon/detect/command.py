@@ -7,6 +7,7 @@ from pathlib import Path
 
 from andon.detect.series import SeriesError, parse, watch
 from andon.policy import Policy, decode
+from andon.readers import tensorboard
 
 EXIT_CALM, EXIT_HALT, EXIT_UNREADABLE = 0, 1, 2
 MAX_BYTES = 512 * 1024 * 1024
@@ -16,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
         "Judge a table with columns step, loss and, where there is one, grad_norm (CSV or blanks; without "
-        "a header: step and loss). Prints one JSON object per finding: kind, severity (warn or halt; info "
-        "for 'not_judged'), step, score, and the numbers used. Exit 0: no halt, 1: a halt, 2: unreadable."
+        "a header: step and loss), or a TensorBoard event file. Prints one JSON object per finding: kind, "
+        "severity (warn or halt; info for 'not_judged'), step, score, and the numbers used. Exit 0: no halt, "
+        "1: a halt, 2: unreadable."
     )
     parser.add_argument("file", metavar="FILE", help="the table, or - for standard input")
     parser.add_argument("--policy", metavar="JSON", help="a policy document whose thresholds to use")
@@ -27,7 +29,9 @@ def run(args: argparse.Namespace) -> int:
     """Judge the file and return the exit code."""
     try:
         policy = _policy(args.policy)
-        series = parse(_read(args.file))
+        body = _read(args.file)
+        is_events = tensorboard.is_events(body)
+        series = tensorboard.series(tensorboard.read(body)) if is_events else parse(body.decode("utf-8"))
     except (OSError, ValueError) as error:
         where = args.file if isinstance(error, SeriesError | UnicodeDecodeError) else ""
         sys.stderr.write(f"andon detect: {where + ': ' if where else ''}{_message(error)}\n")
@@ -56,7 +60,7 @@ def _policy(path: str | None) -> Policy:
         raise ValueError(f"{path}: not a policy: {error}") from error
 
 
-def _read(name: str) -> str:
+def _read(name: str) -> bytes:
     if name == "-":
         body = sys.stdin.buffer.read(MAX_BYTES + 1)
     else:
@@ -64,7 +68,7 @@ def _read(name: str) -> str:
             body = file.read(MAX_BYTES + 1)
     if len(body) > MAX_BYTES:
         raise SeriesError(f"larger than {MAX_BYTES} bytes")
-    return body.decode("utf-8")
+    return body
 
 
 def _message(error: Exception) -> str:

@@ -31,6 +31,7 @@ class Listener:
         self.granted: dict | None = None  # the permit that /resume gives
         self.directive = Directive(kind="continue", seq=1, run=run, attempt=1)
         self._lock = threading.Lock()
+        self._seen: dict[str, bytes] = {}  # webhook-id → body: a repeat counts once, and is the same post
         listener = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -67,7 +68,10 @@ class Listener:
                 if self.path.endswith("/resume"):
                     return self._answer(200, {"permit": listener.granted})
                 with listener._lock:
-                    if self.path.endswith("/frames"):
+                    duplicate = listener._is_repeat(self.headers["webhook-id"], body)
+                    if duplicate:
+                        taken = 0
+                    elif self.path.endswith("/frames"):
                         listener.frames.append(decode_frame(body, kind))
                         taken = 1
                     else:
@@ -77,7 +81,8 @@ class Listener:
                         for _, event in decoded.events:
                             listener._take(event)
                 signed = listener.directive.sign(listener.key)
-                return self._answer(202, {"accepted": taken, "refused": [], "directive": signed, "wanted": 0})
+                counts = {"accepted": taken, "refused": [], "duplicate": duplicate}
+                return self._answer(202, {**counts, "directive": signed, "wanted": 0})
 
             def _answer(self, status, document):
                 body = json.dumps(document).encode()
@@ -92,6 +97,11 @@ class Listener:
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
         self._thread.start()
+
+    def _is_repeat(self, webhook_id, body):
+        known = webhook_id in self._seen
+        assert self._seen.setdefault(webhook_id, body) == body, f"{webhook_id}: another body under one id"
+        return known
 
     def _take(self, event):
         self.events.append((event.type, event))

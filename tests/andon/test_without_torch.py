@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import pkgutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,6 +16,9 @@ ROOT = Path(andon.__file__).parent
 # What trains, or looks at what trains. Everything else must import, and run, without it.
 TORCH = {
     "andon.halt_snapshot",
+    "andon.integrations.huggingface",
+    "andon.integrations.lightning",
+    "andon.integrations.outside_loop",
     "andon.local_gradients",
     "andon.local_norms",
     "andon.monitor",
@@ -50,7 +54,8 @@ def imported(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name not in TORCH])
 def test_it_imports_nothing_that_needs_torch(module):
-    asked = {name for name in imported(module) if name.split(".")[0] == "torch" or name in TORCH}
+    trainers = {"torch", "transformers", "lightning", "accelerate"}
+    asked = {name for name in imported(module) if name.split(".")[0] in trainers or name in TORCH}
     assert asked == set()
 
 
@@ -64,3 +69,22 @@ def test_what_needs_it_says_which_package_is_missing(monkeypatch: pytest.MonkeyP
         monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(ModuleNotFoundError, match="torch"):
         importlib.import_module("andon.watch")
+
+
+def test_a_training_image_with_neither_torch_nor_the_server_tails_a_log(tmp_path):
+    """None in sys.modules is what an import meets where a package is not installed."""
+    absent = ["django", "celery", "ninja", "boto3", "torch", "transformers", "lightning", "pyarrow", "pandas"]
+    log = tmp_path / "train.log"
+    log.write_text("iteration: 5, loss: 2.5\n")
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({absent!r})\n"
+        "from andon.cli import COMMANDS, main\n"
+        "assert all(main([name, '--help']) == 0 for name in COMMANDS)\n"
+        "print('TAIL', flush=True)\n"
+        f"raise SystemExit(main(['tail', {str(log)!r}, '--once', '--print']))\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert '"loss": 2.5' in shown.stdout.partition("TAIL\n")[2]

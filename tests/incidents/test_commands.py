@@ -4,11 +4,13 @@ import subprocess
 
 import pytest
 from django.test import Client, override_settings
+from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
 from andon.links import parse
 from incidents import commands
+from incidents.models import Plan
 from runs.models import Attempt
 from tests.incidents.world import World
 
@@ -66,6 +68,22 @@ class TestCommands:
         nodes = [{"node": "node-07", "ranks": [2, 3], "gpu_uuids": ["x", "-f\x1b"]}]
         Attempt.objects.filter(run=world.run).update(nodes=nodes)
         assert "ssh -- node-07 'nvidia-smi -q -i 1'" in [one.text for one in ready(world).commands]
+
+    @pytest.mark.parametrize(
+        ("launch", "numbers", "there"),
+        [
+            ({}, {"batch_samples": 64}, True),
+            ({"parallelism": "ddp"}, {"batch_samples": 64}, False),  # its own loader skips
+            ({}, {}, False),
+        ],
+    )
+    def test_a_skip_window_is_megatrons_arguments(self, project, launch, numbers, there):
+        world = failed(project, "node-07")
+        Attempt.objects.filter(run=world.run).update(data=launch)
+        plan = {"kind": Plan.Kind.ROLLBACK_AND_SKIP, "skip": {"from": 0, "to": 640}, "numbers": numbers}
+        world.incident().plans.create(number=99, made_at=timezone.now(), **plan)
+        texts = [one.text for one in ready(world).commands]
+        assert ("andon megatron args permit.json --global-batch-size 64" in texts) is there
 
     def test_an_unknown_node_is_said(self, world):
         assert ready(world).left_out == "No command names a node: it is not known."

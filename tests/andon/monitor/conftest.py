@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items):
     if not HAS_TORCH:
         for item in items:
             if item.get_closest_marker("torch"):
-                item.add_marker(pytest.mark.skip(reason="torch is not installed here: nothing was trained"))
+                item.add_marker(pytest.mark.skip(reason="not trained: torch is not installed here"))
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Andon in trainers that own their loop: one file per trainer, imported only by who uses it."""
