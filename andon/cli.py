@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tail": ("andon.tail.command", "post what a training log says; no change to the trainer"),
     "agent": ("andon.agent.command", "watch this node; hold and upload its evidence"),
     "replay": ("andon.replay", "post a recording through the real client"),
+    "probe": ("andon.probe_command", "run a frozen step again with one condition changed"),
     "verify": ("andon.bag", "check an exported evidence bag offline"),
     "ledger": ("andon.ledger_command", "check an exported ledger offline: andon ledger verify FILE"),
     "megatron": ("andon.integrations.megatron", "a permit as Megatron's arguments; check its resumed lr"),

@@ -19,11 +19,10 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from andon import checkpoints, restore_check
 from andon.batch_ring import BatchRing
 from andon.checkpoints import Manifest, Positions
+from andon.frozen_step import STATE
 from andon.loader import LoaderState
 from andon.monitor_rerun import RandomState
 from andon.restore_check import Parts, is_shared, loader_state
-
-STATE = "state"  # the folder that torch.distributed.checkpoint writes
 
 
 def write(
@@ -89,8 +88,11 @@ def write(
     return directory, manifest
 
 
-def read(directory: Path, parts: Parts) -> list[restore_check.Line]:
+def read(directory: Path, parts: Parts, *, rank: int | None = None) -> list[restore_check.Line]:
     """Load a snapshot into live objects and check it part by part. Call on every rank.
+
+    Args:
+        rank: whose random numbers and loader are taken; None: this process's own.
 
     Raises:
         andon.checkpoints.CheckpointError: it was not committed or a file differs.
@@ -110,7 +112,7 @@ def read(directory: Path, parts: Parts) -> list[restore_check.Line]:
         path = directory / f"{name}.json"
         if part is not None and path.exists():
             part.load_state_dict(json.loads(path.read_bytes()))
-    rank = restore_check._rank()
+    rank = restore_check._rank() if rank is None else rank
     if parts.loader is not None:
         restore_loader(directory, parts.loader, rank)
     if (directory / f"rng-{rank:05d}.npz").exists():

@@ -1,16 +1,19 @@
 """Command lines of probes, with the names of an incident filled in and quoted for a shell.
 
 A name that is not known leaves its command out (None): half a command is worse than none. Commands
-that run the failing step again first write out what was frozen of it; the launch's own command line
-follows where the launch told one, without Andon watching it.
+that run the failing step again first write out what was frozen of it. Where the launch told how its step is
+built (`frozen_step`, "module:function"), `andon probe` runs that step with one condition changed; else the
+launch's own command line follows, where it told one, without Andon watching it.
 """
 
 import re
 import shlex
+from collections.abc import Callable
 
 from andon.diagnose.record import Launch, Record
 from andon.wire_values import fold_ranks
 
+_ENTRY = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}", re.ASCII)
 _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/-]{0,199}")  # never read as an option
 
 
@@ -26,7 +29,7 @@ def _on(node: str, *words: str) -> str:
 def _frozen(record: Record) -> str:
     """Return the command that writes out the frozen step: batch, snapshot, configuration."""
     number = record.incident.removeprefix("I-")
-    return _shell("python", "manage.py", "export_bag", number, f"incident-{number}")
+    return _shell("python", "manage.py", "export_bag", number, _bag(record))
 
 
 def _again(record: Record, *environment: str) -> str:
@@ -36,6 +39,33 @@ def _again(record: Record, *environment: str) -> str:
     if words:
         lines.append(_shell("env", "ANDON_MODE=off", *environment, *words))
     return "\n".join(lines)
+
+
+def probe(change: str = "") -> Callable[[Record], str | None]:
+    """Return the command that runs the frozen step with `change` ("" = only the number of ranks)."""
+    return lambda record: _probe(record, change) or _again(record)
+
+
+def _probe(record: Record, change: str) -> str | None:
+    """Return the `andon probe` command; None where the launch did not tell how its step is built."""
+    entry = record.launch.data.get("frozen_step") if record.launch else None
+    if not isinstance(entry, str) or not _ENTRY.fullmatch(entry):
+        return None
+    words = ["andon", "probe", _bag(record), "--step", entry]
+    if record.ranks:
+        words += ["--rank", str(record.ranks[0])]
+    return f"{_frozen(record)}\n{_shell(*words, *(['--change', change] if change else []))}"
+
+
+def other_batch(record: Record) -> str | None:
+    """Return the command that runs the step on the batch of the step before it."""
+    if not record.step:
+        return _again(record)
+    return _probe(record, f"batch={record.step - 1}") or _again(record)
+
+
+def _bag(record: Record) -> str:
+    return f"incident-{record.incident.removeprefix('I-')}"
 
 
 def _launched(command: object) -> list[str]:
@@ -67,16 +97,14 @@ def replay(record: Record) -> str | None:
 
 
 def batch(record: Record) -> str | None:
-    number = record.incident.removeprefix("I-")
-    where = f"incident-{number}/data"
+    where = f"{_bag(record)}/data"
     words = ["grep", "-rE", f'"step": ?{record.step}\\b', where, "--include=*batch*"]
     return f"{_frozen(record)}\n{_shell(*words)}" if record.step is not None else _frozen(record)
 
 
 def collectives(record: Record) -> str | None:
-    number = record.incident.removeprefix("I-")
     ranks = fold_ranks(record.ranks) if record.ranks else "all"
-    listing = _shell("find", f"incident-{number}/data", "-name", "*flight*")
+    listing = _shell("find", f"{_bag(record)}/data", "-name", "*flight*")
     return f"{_frozen(record)}\n{listing}  # ranks {ranks} first"
 
 
@@ -120,7 +148,7 @@ def network(record: Record) -> str | None:
 
 
 def twin(record: Record) -> str | None:
-    return _again(record, "CUBLAS_WORKSPACE_CONFIG=:4096:8")
+    return _probe(record, "device=cuda:1") or _again(record, "CUBLAS_WORKSPACE_CONFIG=:4096:8")
 
 
 def _code(launch: Launch | None) -> str:

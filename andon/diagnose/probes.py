@@ -92,7 +92,7 @@ PROBES: tuple[Probe, ...] = (
         condition="batch",
         splits=(DATA, NUMERICS, HARDWARE),
         minutes=10,
-        command=commands.replay,
+        command=commands.other_batch,
         results=(
             Result(key="breaks", words=_BREAKS, rules_out=(DATA,)),
             Result(key="clean", words=_CLEAN, supports=DATA),
@@ -104,7 +104,7 @@ PROBES: tuple[Probe, ...] = (
         condition="number of ranks",
         splits=(DATA, NETWORK, STATE),
         minutes=10,
-        command=commands.replay,
+        command=commands.probe(),
         results=(
             Result(key="breaks", words=_BREAKS, supports=DATA, rules_out=(NETWORK, STATE)),
             Result(key="clean", words="it is clean; that does not clear data"),
@@ -116,7 +116,7 @@ PROBES: tuple[Probe, ...] = (
         condition="precision",
         splits=(NUMERICS, DATA),
         minutes=10,
-        command=commands.replay,
+        command=commands.probe("precision=fp32"),
         results=(
             Result(key="breaks", words=_BREAKS, rules_out=(NUMERICS,)),
             Result(key="clean", words=_CLEAN, supports=NUMERICS),
@@ -128,7 +128,7 @@ PROBES: tuple[Probe, ...] = (
         condition="kernels",
         splits=(NUMERICS,),
         minutes=15,
-        command=commands.replay,
+        command=commands.probe("kernels=unfused"),
         results=(
             Result(key="breaks", words=f"{_BREAKS}; fused kernels are cleared, overflow is not"),
             Result(key="clean", words=_CLEAN, supports=NUMERICS),
@@ -164,7 +164,7 @@ PROBES: tuple[Probe, ...] = (
         condition="",
         splits=(STATE,),
         minutes=15,
-        command=commands.replay,
+        command=commands.probe(),
         results=(
             Result(key="differs", words="a part differs", supports=STATE),
             Result(
