@@ -1,96 +1,171 @@
-"""`python -m demo.screens`: play the recorded failure and take the pictures of README and docs."""
+"""`python -m demo.screens`: play the failures and take the pictures of README and docs.
 
+Every page as it is on an empty server, on one with a held run, at 16,384 ranks, and when something fails;
+light and dark, 1440 and 390 pixels wide. Pages that complained or answered otherwise make it fail.
+"""
+
+import json
+import re
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import sync_playwright
 
 from demo.__main__ import APPROVER, REQUESTER, RUN, Demo
+from demo.cases import HUGE
 from demo.check import Checker
+from demo.pictures import ARGUMENTS, CHROMIUM, Camera
 from demo.server import REPOSITORY
+from demo.stages import say
+from demo.teller import Teller
 
 SCREENS = REPOSITORY / "docs" / "screens"
-CHROMIUM = "/usr/bin/chromium"
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-WIDTHS = {"": 1440, "-390": 390}
+MOST_BYTES = 15_000_000
+# Pages that need no incident; each is taken on the empty server and on the one that has something to show.
+LISTS = {
+    "runs": "/runs",
+    "incidents": "/incidents",
+    "vault": "/vault",
+    "ledger": "/ledger",
+    "goodput": "/goodput",
+    "system": "/system",
+    "on-call": "/on-call",
+    "search": "/search?q=demo",
+}
 
 
-@contextmanager
-def signed_in(browser: Browser, demo: Demo, name: str, width: int, theme: str) -> Iterator[Page]:
-    """A window of `name`, `width` CSS pixels wide, in the light or dark scheme."""
-    context = browser.new_context(
-        viewport={"width": width, "height": 900},
-        color_scheme="dark" if theme == "dark" else "light",
-    )
-    page = context.new_page()
-    page.goto(f"{demo.server.url}/sign-in")
-    page.fill("#username", name)
-    page.fill("#password", demo.passwords[name])
-    page.click("button.main")
-    page.wait_for_load_state("networkidle")
-    yield page
-    context.close()
+class Screens:
+    """One sitting: a demo, its people, and a camera."""
 
+    def __init__(self, demo: Demo, camera: Camera) -> None:
+        self.demo, self.camera = demo, camera
+        self.asks = (REQUESTER, demo.passwords[REQUESTER])
+        self.approves = (APPROVER, demo.passwords[APPROVER])
 
-def take(browser: Browser, demo: Demo, person: str, paths: dict[str, str]) -> None:
-    """Take every page of `paths` (name → address) as `person`, in both schemes and both widths."""
-    for suffix, width in WIDTHS.items():
-        for theme in ("light", "dark"):
-            with signed_in(browser, demo, person, width, theme) as page:
-                for name, path in paths.items():
-                    page.goto(f"{demo.server.url}{path}", wait_until="networkidle")
-                    page.wait_for_timeout(700)  # the plots draw after their figure has come
-                    dark = "-dark" if theme == "dark" else ""
-                    page.screenshot(path=SCREENS / f"{name}{suffix}{dark}.png")
+    def empty(self) -> None:
+        """Before any run."""
+        self.camera.take(None, {"sign-in": "/sign-in"})
+        self.camera.take(self.asks, {f"empty-{name}": path for name, path in LISTS.items()})
+
+    def failures(self) -> None:
+        """What a page says that is not there, may not be seen, or whose plot does not come."""
+        self.camera.take(self.asks, {"error-not-found": "/incidents/4711"}, status=404)
+        self.camera.take(self.asks, {"error-plot": f"/incidents/{self.incident}"}, blocked="**/figure.json**")
+        self.camera.take(self.asks, {"error-tile": f"/incidents/{self.incident}"}, blocked="**/grid.png**")
+
+    def held(self) -> None:
+        """A held run with sealed evidence, and everything that belongs to it."""
+        trainer = self.demo.launch()
+        token = self.demo.server.manage("create_token", REQUESTER).strip().splitlines()[-1]
+        checker = Checker(self.demo.server, RUN, token, trainer.answer)
+        self.incident = int(checker.first_bad_is_right()["id"])
+        checker.evidence_is_sealed()
+        here = f"/incidents/{self.incident}"
+        dossier, item = self._dossier(here)
+        pages = {
+            "run": f"/runs/{RUN}",
+            "incident": here,
+            "page-someone": f"{here}/page",
+            "status-text": f"{here}/status",
+            "hand-over": f"{here}/hand-over",
+            "raw-log": f"{here}/raw/log",
+            "dossier": dossier,
+            "item": item,
+            "custody": f"{dossier}/custody",
+            "postmortem": f"{here}/postmortem",
+            "postmortem-edit": f"{here}/postmortem/edit",
+        }
+        self.camera.take(self.asks, pages)
+        self.camera.take(self.asks, LISTS)
+        self.camera.take(self.asks, {"incident-whole": here}, themes=("light",), whole=True)
+
+    def _dossier(self, here: str) -> tuple[str, str]:
+        """Return the addresses of the incident's dossier and of one of its items, as its pages link them."""
+        with self.camera.window((1440, 900), "light", self.asks) as page:
+            page.goto(f"{self.camera.url}{here}")
+            dossier = re.search(r'href="(/vault/\d+)"', page.content())
+            if dossier is None:
+                raise RuntimeError(f"{here} links to no dossier")
+            page.goto(f"{self.camera.url}{dossier[1]}")
+            item = re.search(rf'href="({dossier[1]}/items/\d+)"', page.content())
+        return dossier[1], item[1] if item else dossier[1]
+
+    def going_on(self) -> None:
+        """Asked, approved, and what the ledger says of it."""
+        here = f"/incidents/{self.incident}"
+        with self.camera.window((1440, 900), "light", self.asks) as page:
+            page.goto(f"{self.camera.url}{here}")
+            page.fill("#req-note", "skip the corrupt sample")
+            page.click("form[action$='/request'] button.main")
+            page.wait_for_load_state("networkidle")
+        self.camera.take(self.approves, {"approve": f"{here}/approve"})
+        with self.camera.window((390, 844), "light", self.approves) as page:
+            page.goto(f"{self.camera.url}{here}/approve")
+            page.fill("#password", self.demo.passwords[APPROVER])
+            page.click("button[form='approve-form']")
+            page.wait_for_load_state("networkidle")
+        if self.demo.wait_and_continue(self.demo.trainers[-1], 2) is None:
+            raise RuntimeError("no permit came")
+        self.camera.take(
+            self.asks,
+            {
+                "run-ledger": f"/runs/{RUN}/ledger",
+                "run-goodput": f"/runs/{RUN}/goodput",
+                "incident-watching": here,
+            },
+        )
+
+    def huge(self) -> None:
+        """16,384 ranks, one of which broke."""
+        secret = self.demo.create_run(HUGE.run, json.dumps(HUGE.policy))
+        teller = Teller(
+            self.demo.server.url, HUGE.run, secret, self.demo.trainer_dir / HUGE.run, **HUGE.layout
+        )
+        stops_at = HUGE.tell(teller)
+        if stops_at is not None:
+            teller.obey(stops_at)
+        teller.close()
+        with self.camera.window((1440, 900), "light", self.asks) as page:
+            page.goto(f"{self.camera.url}/incidents?run={HUGE.run}")
+            found = re.search(r'href="(/incidents/\d+)"[^>]*data-open', page.content())
+            found = found or re.search(r'<a[^>]*data-open[^>]*href="(/incidents/\d+)"', page.content())
+            if found is None:
+                raise RuntimeError("the huge run opened no incident")
+        self.camera.take(
+            self.asks,
+            {
+                "huge-run": f"/runs/{HUGE.run}",
+                "huge-incident": found[1],
+                "huge-incident-by-failure": f"{found[1]}?rows=node&sort=failure",
+            },
+        )
 
 
 def main() -> int:
     """Take all pictures into docs/screens; returns the exit code."""
-    SCREENS.mkdir(parents=True, exist_ok=True)
+    for old in SCREENS.glob("*.png"):
+        old.unlink()
     with tempfile.TemporaryDirectory(prefix="andon-screens-") as folder, sync_playwright() as play:
         demo = Demo(live=False, speed=3.0, data_dir=Path(folder) / "data")
         browser = play.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:
             demo.start()
-            token = demo.server.manage("create_token", REQUESTER).strip().splitlines()[-1]
-            trainer = demo.launch()
-            checker = Checker(demo.server, RUN, token, trainer.answer)
-            incident = checker.first_bad_is_right()["id"]
-            checker.evidence_is_sealed()
-            here = f"/incidents/{incident}"
-            pages = {"runs": "/runs", "run": f"/runs/{RUN}", "incident": here, "vault": "/vault"}
-            take(browser, demo, REQUESTER, pages)
-            with signed_in(browser, demo, REQUESTER, 1440, "light") as page:
-                page.goto(f"{demo.server.url}{here}")
-                page.fill("#req-note", "skip the corrupt sample")
-                page.click("form[action$='/request'] button.main")
-                page.wait_for_load_state("networkidle")
-            take(browser, demo, APPROVER, {"approve": f"{here}/approve"})
-            with signed_in(browser, demo, APPROVER, 390, "light") as page:
-                page.goto(f"{demo.server.url}{here}/approve")
-                page.fill("#password", demo.passwords[APPROVER])
-                page.click("button[form='approve-form']")
-                page.wait_for_load_state("networkidle")
-            if demo.wait_and_continue(trainer, 2) is None:
-                return 1
-            take(browser, demo, REQUESTER, {"ledger": f"/runs/{RUN}/ledger"})
+            camera = Camera(browser, demo.server.url, SCREENS)
+            screens = Screens(demo, camera)
+            for part in (screens.empty, screens.held, screens.failures, screens.going_on, screens.huge):
+                part()
         finally:
             browser.close()
             demo.close()
-    total = sum(path.stat().st_size for path in SCREENS.glob("*.png"))
-    print(f"{len(list(SCREENS.glob('*.png')))} pictures, {total:,} bytes in {SCREENS}")
-    return 0
+    pictures = list(SCREENS.glob("*.png"))
+    total = sum(path.stat().st_size for path in pictures)
+    say(f"{len(pictures)} pictures, {total:,} bytes in {SCREENS}")
+    for line in camera.wrong:
+        say(f"  wrong: {line}")
+    if total > MOST_BYTES:
+        say(f"  wrong: more than {MOST_BYTES:,} bytes")
+    return 1 if camera.wrong or total > MOST_BYTES else 0
 
 
 if __name__ == "__main__":

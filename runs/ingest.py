@@ -260,7 +260,6 @@ def _after(post: Post, events: Sequence[Taken]) -> None:
         is_step = one.event.type == "step" and not one.backfill
         if is_step and (newest is None or (one.event.step or 0) >= (newest.event.step or 0)):
             newest = one
-    node = next((one.event.node for one in events if one.event.node), None)
     board.note(
         post.run_id,
         at=post.received_at,
@@ -269,7 +268,7 @@ def _after(post: Post, events: Sequence[Taken]) -> None:
         values={}
         if newest is None
         else shown_values(newest.event.step or 0, newest.event.data, newest.event.flags),
-        node=node,
+        nodes={one.event.node for one in events if one.event.node},
     )
     if watched or any(one.event.flags for one in events):
         bell.ring("runs.tasks.look", post.run_id, calm=joining.is_held(post.run_id))

@@ -92,7 +92,8 @@ def take_frame(post: Post, body: bytes, frame: Frame, policy: Policy) -> HttpRes
     if answer is None:
         raise Duplicate
     step = int(frame.step.max()) if frame.stream == "rank" and not late else None
-    board.note(post.run_id, at=post.received_at, attempt=frame.attempt, step=step, values={}, node=frame.node)
+    nodes = {frame.node} if frame.node else set()
+    board.note(post.run_id, at=post.received_at, attempt=frame.attempt, step=step, values={}, nodes=nodes)
     bell.ring("runs.tasks.look", post.run_id)
     return answer
 

@@ -7,7 +7,7 @@ after a quiet second at once and the last of a burst by a timer, so that no valu
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -77,9 +77,9 @@ class Board:
         attempt: int | None,
         step: int | None,
         values: Mapping[str, object],
-        node: str | None,
+        nodes: Collection[str],
     ) -> None:
-        """Note one post; writes at once when the run's row is a second old."""
+        """Note one post and the nodes it is from; writes at once when the run's row is a second old."""
         with self._lock:
             news = self._news.setdefault(run_id, _News())
             if attempt is not None and (news.attempt is None or attempt > news.attempt):
@@ -91,8 +91,7 @@ class Board:
             if current and step is not None and step == news.step:
                 news.last.update(values)
             news.post_at = at
-            if node:
-                news.nodes[node] = at.isoformat().replace("+00:00", "Z")
+            news.nodes.update(dict.fromkeys(nodes, at.isoformat().replace("+00:00", "Z")))
             due = time.monotonic() - self._written.get(run_id, -EVERY_S) >= EVERY_S
             if due:
                 self._written[run_id] = time.monotonic()
