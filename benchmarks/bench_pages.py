@@ -21,6 +21,7 @@ import numpy as np
 
 from andon.detect.planes import HEALTHY
 from andon.wire import Frame, encode_events, encode_frame
+from benchmarks import in_browser
 from benchmarks.bench_first_bad import (
     BROKE_AT,
     CULPRIT,
@@ -163,6 +164,8 @@ class Browser:
         Membership.objects.get_or_create(project=project, person=person, defaults={"roles": [Role.RESPONDER]})
         client = Client()
         client.force_login(person)
+        self.session = client.cookies["sessionid"].value
+        self.port = port
         self.cookie = "; ".join(f"{name}={morsel.value}" for name, morsel in client.cookies.items())
         self.connection = http.client.HTTPConnection("127.0.0.1", port)
 
@@ -234,6 +237,7 @@ def measured(browser: Browser, run_id: int, last_step: int, bad_step: int) -> di
     _, figure_ms = browser.timed(f"/incidents/{incident.pk}/figure.json?width=856", 5)
     _, cells_ms = browser.timed(f"/incidents/{incident.pk}/cells.json", 5)
     return {
+        "in_browser": in_browser.measured(browser.port, browser.session, f"/incidents/{incident.pk}"),
         "first_bad_ms": ask_ms,
         "incident_html_ms": html_ms,
         "incident_html_bytes": len(page),
@@ -327,5 +331,6 @@ def run(environment: dict[str, str]) -> dict[str, Any]:
             f"{name}: first bad, p99 {FIRST_BAD_MS:g} ms": part["first_bad_ms"]["p99"] <= FIRST_BAD_MS,
             f"{name}: incident page, p99 {HTML_MS:g} ms": part["incident_html_ms"]["p99"] <= HTML_MS,
             f"{name}: any tile, worst {TILE_MS:g} ms": part["tile_worst_ms"] <= TILE_MS,
+            **in_browser.goals(name, part["in_browser"]),
         }
     return {"bench": "pages", **result, "goals": goals}

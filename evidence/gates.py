@@ -15,6 +15,7 @@ from evidence.uris import UnusableUri, ancestors, covers, normalise, spellings
 from runs.directives import current
 from runs.locks import lock_run
 from runs.models import Checkpoint, Run
+from runs.reading import kept
 
 # A checkpoint above this size opens the gate once it is held with known digests: hashing 5.7 TB
 # first would idle a fleet for hours. Everything else must be sealed.
@@ -64,14 +65,18 @@ class Answer(TypedDict):
 
 def resume_gate(dossier: Dossier) -> Gate:
     """Return whether the evidence lets the run go on, with one line per required item."""
-    items = (
-        Item.objects.filter(dossier=dossier, required=True)
-        .defer("files", "source")
-        .annotate(source_uri=F("source__uri"))
-    )
     asks = uses_gate(dossier.run_id)
-    lines = tuple(_line(item, asks) for item in items)
+    lines = tuple(_line(item, asks) for item in required_items(dossier))
     return Gate(open=all(line.satisfied for line in lines), lines=lines)
+
+
+def required_items(dossier: Dossier) -> list[Item]:
+    """Return the items that the resume gate needs, without their files; annotated with `source_uri`."""
+    items = Item.objects.filter(dossier=dossier, required=True)
+    return kept(
+        ("required", dossier.pk),
+        lambda: list(items.defer("files", "source").annotate(source_uri=F("source__uri"))),
+    )
 
 
 def held_is_enough(item: Item) -> bool:
@@ -87,7 +92,8 @@ def held_is_enough(item: Item) -> bool:
 def uses_gate(run_id: int, now: datetime | None = None) -> bool:
     """Return whether a run's checkpoint manager asks before it deletes, as far as it was ever seen to."""
     since = (now or timezone.now()) - GATE_USED_WITHIN
-    return GateUse.objects.filter(run_id=run_id, asked_at__gte=since).exists()
+    uses = GateUse.objects.filter(run_id=run_id, asked_at__gte=since)
+    return kept(("gate", run_id), uses.exists)
 
 
 def unprotected(item: Item, *, asks: bool) -> str:

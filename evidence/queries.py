@@ -4,7 +4,7 @@ from typing import Any, TypedDict
 
 from django.db.models import QuerySet
 
-from evidence.gates import held_is_enough
+from evidence.gates import held_is_enough, required_items
 from evidence.models import Dossier, Item
 from runs.access import visible_runs
 from runs.models import Checkpoint, Person
@@ -25,14 +25,13 @@ def evidence_counts(dossier: Dossier) -> Counts:
     An item that does not apply is not counted: there is nothing to hold.
     """
     counts: Counts = {"required": 0, "held": 0, "sealed": 0, "missing": 0}
-    rows = Item.objects.filter(dossier=dossier, required=True).values_list("state", "held_at")
-    for state, held_at in rows:
-        if state == Item.State.NOT_APPLICABLE:
+    for item in required_items(dossier):
+        if item.state == Item.State.NOT_APPLICABLE:
             continue
         counts["required"] += 1
-        counts["sealed"] += state == Item.State.SEALED
-        counts["held"] += state == Item.State.SEALED or held_at is not None
-        counts["missing"] += state == Item.State.MISSING
+        counts["sealed"] += item.state == Item.State.SEALED
+        counts["held"] += item.state == Item.State.SEALED or item.held_at is not None
+        counts["missing"] += item.state == Item.State.MISSING
     return counts
 
 
@@ -44,7 +43,7 @@ def signed_facts(dossier: Dossier) -> list[dict[str, Any]]:
     `held` when it is sealed later, and a waived item stays waived when it turns up after all.
     """
     facts: list[dict[str, Any]] = []
-    for item in Item.objects.filter(dossier=dossier, required=True).defer("files", "source"):
+    for item in required_items(dossier):
         fact: dict[str, Any] = {"kind": item.kind, "name": item.name, "digest": item.digest}
         if item.waived_at is not None:
             fact |= {"fact": "waived", "digest": "", "why": item.waived_why, "by": item.waived_by}

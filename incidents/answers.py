@@ -6,10 +6,11 @@ from typing import Any
 
 from django.utils.dateparse import parse_datetime
 
+from andon.diagnose.families import Family
 from andon.policy import Policy
 from evidence.gates import Gate
 from evidence.queries import Counts
-from incidents import certainty, costs, diagnosis, launched, plans, rules
+from incidents import certainty, costs, diagnosis, launched, plans, rules, standing
 from incidents.models import Incident, Plan, ResumeRequest
 from incidents.page import (
     EvidenceAnswer,
@@ -46,7 +47,15 @@ class Situation:
         return self.held_since is not None
 
 
-def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
+def followed(situation: Situation, document: dict[str, Any]) -> str:
+    """Return what went bad next; without a bad value, who stands behind."""
+    incident = situation.incident
+    if document["step"] is None:
+        return standing.behind(incident.run_id, incident.attempt)
+    return certainty.followed(incident, situation.attempt, document).says
+
+
+def first_bad(situation: Situation, document: dict[str, Any], followed: str) -> FirstBadAnswer:
     """Return what broke first."""
     incident, attempt = situation.incident, situation.attempt
     symptom = diagnosis.words(incident.symptom)
@@ -55,12 +64,12 @@ def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
     spike = rules.is_spike(incident.kind)
     return FirstBadAnswer(
         headline=headline(incident, document, where[0].node if len(where) == 1 else ""),
-        followed=certainty.followed(incident, attempt, document).says,
+        followed=followed,
         says=_first_bad_says(document),
         sure=certainty.of_first_bad(incident, attempt, document),
         state="" if document["step"] is None else "spike" if spike else "nonfinite",
-        symptom=symptom.name,
-        look_first_at=symptom.look_first,
+        symptom=_symptom_words(incident, symptom.name),
+        look_first_at=_look_first(incident, symptom.look_first),
         family=incident.family,
         family_why=incident.family_why,
         step=document["step"],
@@ -72,6 +81,24 @@ def first_bad(situation: Situation, document: dict[str, Any]) -> FirstBadAnswer:
         tie=document["tie"],
         certainty=document["certainty"],
     )
+
+
+def _symptom_words(incident: Incident, name: str) -> str:
+    """Return the symptom; of a hold by hand, with the reason that was given."""
+    why = incident.dossier.why if incident.kind == rules.HELD_BY_HAND else ""
+    return f"{name}: {words.inert(why, 240)}" if why else name
+
+
+# Families that lead because something was recorded: that is where to look, not the symptom's usual cause.
+_RECORDED = frozenset(map(str, (Family.HARDWARE, Family.DISTRIBUTED, Family.COMMUNICATION, Family.DRIFT)))
+
+
+def _look_first(incident: Incident, usual: str) -> str:
+    if incident.kind == rules.HELD_BY_HAND:
+        return ""
+    if incident.family in _RECORDED and incident.family_why:
+        return f"{incident.family}: {incident.family_why}"
+    return usual
 
 
 def headline(incident: Incident, document: dict[str, Any], node: str) -> str:
@@ -164,10 +191,12 @@ def running(situation: Situation) -> RunAnswer:
 
 def _obedience_words(situation: Situation) -> str:
     obeys = situation.obedience
+    if not situation.held:
+        return ""
     if not obeys["of"]:
         return "No launch told how many ranks there are."
     head = f"{words.count(obeys['obeyed'])} of {words.count(obeys['of'])} ranks obey"
-    if not situation.held or obeys["obeyed"] >= obeys["of"]:
+    if obeys["obeyed"] >= obeys["of"]:
         return head
     silent = words.rank_words(obeys["silent"])
     return f"{head}; {silent} did not answer" + (
@@ -184,6 +213,9 @@ def leaves_at(situation: Situation) -> datetime | None:
 
 def _leaving_words(situation: Situation) -> str:
     leaves = leaves_at(situation)
+    if not situation.held:
+        over = situation.incident.state not in Incident.UNRESOLVED
+        return "" if over else "It goes on: this incident holds nothing."
     if leaves is None:
         return ""
     if leaves <= situation.now:

@@ -220,8 +220,9 @@ def _between(span: _Span, *types: str) -> list[Event]:
 
 
 def _events(span: _Span) -> list[Line]:
-    calendar = _between(span, *_CALENDAR)
-    boundaries = _between(span, *_BOUNDARIES)
+    found = _between(span, *_CALENDAR, *_BOUNDARIES)
+    calendar = [event for event in found if event.type in _CALENDAR]
+    boundaries = [event for event in found if event.type in _BOUNDARIES]
     lines = [_schedule(span, boundaries)]
     if not calendar:
         lines.append(

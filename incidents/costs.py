@@ -8,6 +8,7 @@ from statistics import median
 from andon.policy import Policy
 from incidents.models import Incident, Plan
 from runs.models import Attempt, Event, Run
+from runs.reading import kept
 
 _STEPS_ASKED = 200
 
@@ -47,7 +48,8 @@ def of_plan(incident: Incident, plan: Plan, policy: Policy) -> Cost:
 
 def gpus(run: Run, attempt: int) -> int | None:
     """Return how many GPUs an attempt has: one per rank, as its launch reported."""
-    return Attempt.objects.filter(run=run, number=attempt).values_list("world_size", flat=True).first()
+    rows = Attempt.objects.filter(run=run, number=attempt).values_list("world_size", flat=True)
+    return kept(("gpus", run.pk, attempt), rows.first)
 
 
 def step_time_s(run: Run, attempt: int) -> float | None:

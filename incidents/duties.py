@@ -8,7 +8,8 @@ from django.utils import timezone
 from incidents import roles, states
 from incidents.models import Incident, Note
 from incidents.refused import Refused
-from runs.models import Membership, Person
+from runs.access import members
+from runs.models import Person
 
 DUTIES = {"lead": "lead", "evidence_owner": "evidence", "communications": "comms"}
 NEXT_UPDATE_MIN = (15, 30, 60)  # a channel that waits longer asks by itself
@@ -17,10 +18,7 @@ _MOST_CHARS = 4_000
 
 def holders(incident: Incident) -> list[Person]:
     """Return who may be given a duty: active responders, approvers and admins of the project, by name."""
-    rows = Membership.objects.filter(
-        project=incident.run.project_id, roles__overlap=list(roles.RESPONDERS), person__is_active=True
-    )
-    return [row.person for row in rows.select_related("person").order_by("person__username")]
+    return members(incident.run.project, *roles.RESPONDERS)
 
 
 def give(*, incident: Incident, duty: str, person: Person, to: str) -> Incident:

@@ -1,26 +1,21 @@
 """The incident's stack: first-failure grid, layers, gradient norm and loss on one step axis."""
 
-import numpy as np
 from django.urls import reverse
 from django.utils import timezone
-from numpy.typing import NDArray
 
-from andon.detect.cells import depth_key
 from andon.policy import Policy
+from incidents import layer_figure, layer_lines
+from incidents.layer_view import PLAIN, LayerView
 from incidents.models import Incident
-from runs import baseline, figures, formatting, grid, grid_png, marks, queries
-from runs.grid_clock import Clock
+from runs import baseline, figures, formatting, grid, marks, queries
 from runs.grid_progress import InProgress
 from runs.grid_rows import Rows
-from runs.models import FirstBad
 from runs.stack import JSON, Row, Stack
 
-LAYERS_PX = 100
 CURVE_PX = 52
 MAX_RINGS = 8
+ABOVE_LAYERS_PX, ABOVE_LAYERS_NARROW_PX = 104, 214  # the grid's axis and readout, the layers' caption
 HELD_WORD_PX = 34  # the word stands in its block, or not at all
-RAMP = (1.5, 3.0, 4.5, 6.0, 12.0)
-MAX_LAYER_STEPS = 4_000
 
 
 def first_bad_step(incident: Incident) -> int | None:
@@ -35,33 +30,15 @@ def first_bad_ranks(incident: Incident) -> list[int]:
     return [rank for rank in found if isinstance(rank, int)]
 
 
-def layer_tile(
-    plane: NDArray[np.uint8], width: int, height: int, clock: Clock | None = None
-) -> NDArray[np.uint8]:
-    """Return the layers enlarged to a tile; more layers or steps than pixels keep the worst code.
-
-    Codes of the ramp lie above the states, so a nonfinite cell is lifted over them while they shrink.
-    """
-    layers, steps = plane.shape
-    order = np.arange(18, dtype=np.uint8)
-    order[[grid_png.SPREAD, grid_png.NONFINITE]] = [30, 31]
-    shown = order[plane]
-    if clock is not None:
-        shown = clock.of_pixels(clock.of_steps(shown), width)
-    elif steps > width:
-        edges = np.arange(width) * steps // width
-        shown = np.maximum.reduceat(shown, edges, axis=1)
-    if layers > height:
-        edges = np.arange(height) * layers // height
-        shown = np.maximum.reduceat(shown, edges, axis=0)
-    shown = np.where(shown == 30, grid_png.SPREAD, np.where(shown == 31, grid_png.NONFINITE, shown))
-    rows, columns = shown.shape
-    return grid_png.paint(
-        shown.astype(np.uint8), grid_png.evenly(columns, width), grid_png.evenly(rows, height)
-    )
-
-
-def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, width: int, theme: str) -> JSON:
+def incident_figure(
+    incident: Incident,
+    view: grid.View,
+    *,
+    policy: Policy,
+    width: int,
+    theme: str,
+    layers: LayerView = PLAIN,
+) -> JSON:
     """Return the Plotly figure of an incident's window and, in `layout.meta`, what the page needs with it."""
     run, attempt, extent = incident.run, incident.attempt, view.extent
     narrow = width < figures.NARROW_BELOW_PX
@@ -71,7 +48,8 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
     step, ranks = first_bad_step(incident), first_bad_ranks(incident)
     rows_bad = [row for rank in ranks if (row := view.rows.row(rank)) is not None]
 
-    layer = layer_plane(incident, window, policy)
+    layer = layer_figure.layer_plane(incident, window, policy, layers)
+    firsts = [] if layer is None else layer_figure.first_layers(incident, layer.began)
     before = max(0, window.step_first - policy.spike.window)
     if window.steps > baseline.MAX_STEPS:
         before = window.step_first
@@ -86,8 +64,15 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
         ),
     ]
     if layer is not None:
-        names, _ = layer
-        rows.append(Row("layers", LAYERS_PX, above=172 if narrow else 78, axis=_layer_axis(names, incident)))
+        rows.append(
+            Row(
+                "layers",
+                layer_figure.LAYERS_PX,
+                above=ABOVE_LAYERS_NARROW_PX if narrow else ABOVE_LAYERS_PX,
+                axis=layer_figure.layer_axis(layer.names, firsts),
+            )
+        )
+        rows += layer_lines.line_rows(layer, layers, window)
     judged = window.steps <= baseline.MAX_STEPS
 
     def band(name: str) -> tuple[float, float] | None:
@@ -117,6 +102,7 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
         clock=view.clock(width),
     )
     captions: dict[str, str] = {}
+    lines: list[JSON] = []
 
     stack.image(
         stack.rows["grid"],
@@ -142,18 +128,20 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
                 reverse("incident_layers", args=[incident.pk]),
                 window,
                 width=width,
-                height=LAYERS_PX,
+                height=layer_figure.LAYERS_PX,
                 theme=theme,
                 version=extent.version,
                 rows=view.rows,
                 by_time=stack.clock is not None,
+                more=layers.query(),
             ),
             width=width,
-            height=LAYERS_PX,
+            height=layer_figure.LAYERS_PX,
             y_first=0,
-            y_last=len(layer[0]) - 1,
+            y_last=len(layer.names) - 1,
         )
-        _layer_marks(stack, incident, layer[0])
+        layer_figure.mark_first(stack, layer.names, firsts, layer_figure.first_step(layer, firsts, step))
+        lines = layer_lines.add_lines(stack, layer, layers, policy, window, ranks[0] if ranks else None)
     # A second set of step labels under the grid, where the eye is.
     _grid_steps(stack)
     for name, words in (("grad_norm", "Gradient norm"), ("loss", "Loss")):
@@ -178,6 +166,7 @@ def incident_figure(incident: Incident, view: grid.View, *, policy: Policy, widt
     figure["layout"].update(_extra_axes(stack))
     meta = figure["layout"]["meta"]
     meta["captions"] = captions
+    meta["layers"] = None if layer is None else layer_figure.document(layer, layers, lines)
     meta["ranks"] = [window.row_first, window.row_last]
     meta["order"] = {"rows": view.rows.kind, "sort": view.rows.sort, "pieces": view.rows.pieces()}
     meta["extent"] = [extent.step_first, max(extent.step_last, window.step_last)]
@@ -290,112 +279,3 @@ def _held_mark(stack: Stack, window: grid.Window, held_after: int, width: int) -
             "font": {"size": 11, "color": "var(--text2)"},
         }
     )
-
-
-# Layers
-
-
-def layer_plane(
-    incident: Incident, window: grid.Window, policy: Policy
-) -> tuple[list[str], NDArray[np.uint8]] | None:
-    """Return layer names in forward order and palette codes uint8[layers, steps]; None without layers.
-
-    Steps between two posted ones show the earlier one: layers are often posted less often than steps.
-    """
-    run, attempt = incident.run, incident.attempt
-    if window.steps > MAX_LAYER_STEPS:
-        return None
-    first = max(0, window.step_first - policy.layer.window)
-    names, steps, values = queries.layer_series(run, attempt, "grad_norm", first, window.step_last)
-    if not len(names) or not len(steps):
-        return None
-    order = sorted(range(len(names)), key=lambda index: depth_key(_number(names[index])))
-    names, values = [names[index] for index in order], values[order]
-    z = baseline.layer_z(values, policy.layer)
-    codes = np.full(values.shape, grid_png.OUTSIDE, dtype=np.uint8)
-    codes[np.isfinite(values)] = grid_png.HEALTHY
-    known = np.isfinite(z)
-    ramp = np.zeros(values.shape, dtype=np.uint8)
-    ramp[known] = np.digitize(z[known], RAMP)
-    codes[ramp > 0] = (grid_png.RAMP1 - 1 + ramp[ramp > 0]).astype(np.uint8)
-    began = layer_began(run.pk, attempt)
-    origin = incident.first_bad.get("layer")
-    for index, name in enumerate(names):
-        at = began.get(name)
-        if at is None:
-            continue
-        bad = np.isnan(values[index]) & (steps >= at)
-        codes[index, bad] = grid_png.SPREAD
-        if origin is not None and str(origin) == name:
-            codes[index, bad & (steps == at)] = grid_png.NONFINITE
-    return names, _per_step(codes, steps, window)
-
-
-def _per_step(codes: NDArray[np.uint8], steps: NDArray[np.int64], window: grid.Window) -> NDArray[np.uint8]:
-    wanted = np.arange(window.step_first, window.step_last + 1)
-    newest = np.searchsorted(steps, wanted, side="right") - 1
-    gap = int(np.median(np.diff(steps))) if len(steps) > 1 else 1
-    held = (newest >= 0) & (wanted - steps[np.maximum(newest, 0)] < max(1, gap))
-    plane = codes[:, np.maximum(newest, 0)]
-    plane[:, ~held] = grid_png.OUTSIDE
-    return plane
-
-
-def layer_began(run_id: int, attempt: int) -> dict[str, int]:
-    """Return layer name → first step on which it was nonfinite."""
-    began: dict[str, int] = {}
-    for lane, step in FirstBad.objects.filter(run_id=run_id, attempt=attempt, stream="layer").values_list(
-        "lane", "step"
-    ):
-        began[lane] = min(step, began.get(lane, step))
-    return began
-
-
-def _number(name: str) -> int | str:
-    return int(name) if name.isdecimal() and len(name) < 10 else name
-
-
-def _layer_axis(names: list[str], incident: Incident) -> JSON:
-    origin = str(incident.first_bad.get("layer"))
-    last = len(names) - 1
-    places = {0, last // 2, last} if last > 2 else set(range(last + 1))
-    if origin in names:
-        at = names.index(origin)
-        places = {place for place in places if abs(place - at) * LAYERS_PX > 14 * len(names)} | {at}
-    texts = []
-    for place in sorted(places):
-        text = formatting.figure_text(_layer_label(names[place]))
-        texts.append(f"<b>{text}</b>" if names[place] == origin else text)
-    return {
-        "range": [last + 0.5, -0.5],
-        "tickmode": "array",
-        "tickvals": sorted(places),
-        "ticktext": texts,
-        "ticks": "",
-        "showgrid": False,
-        "scaleanchor": False,
-        "constrain": "range",
-        "fixedrange": True,
-    }
-
-
-def _layer_label(name: str) -> str:
-    """Return what fits the gutter: the block's number where the name has one."""
-    depth, _ = depth_key(_number(name))
-    digits = [part for part in name.replace("_", ".").split(".") if part.isdecimal()]
-    if digits and depth not in (float("inf"), float("-inf")):
-        return f"layer {digits[0]}"
-    return name if len(name) <= 10 else f"{name[:9]}…"
-
-
-def _layer_marks(stack: Stack, incident: Incident, names: list[str]) -> None:
-    origin, step = str(incident.first_bad.get("layer")), first_bad_step(incident)
-    if origin not in names or step is None or not stack.step_first <= step <= stack.step_last:
-        return
-    at = names.index(origin)
-    row = stack.rows["layers"]
-    stack.ring(row, step, at, radius=6)
-    margin = len(names) * 0.11
-    y = min(max(at, margin - 0.5), len(names) - 0.5 - margin)
-    right = step < stack.step_first + (stack.step_last - stack.step_first) * 0.25
-    stack.label(row, step, y, f"{formatting.figure_text(origin)} first", right=right)

@@ -14,7 +14,8 @@ from incidents.alarms import alarm_lines
 from incidents.models import Incident
 from incidents.page import AlarmLine
 from incidents.paging import on_call
-from runs.models import Membership, Person
+from runs.access import memberships
+from runs.models import Person
 
 
 class Frame:
@@ -60,8 +61,8 @@ class Frame:
         """The person's roles over all projects, in words."""
         if self.person is None:
             return ""
-        rows = Membership.objects.filter(person=self.person).values_list("roles", flat=True)
-        return ", ".join(sorted({role.replace("_", " ") for roles in rows for role in roles}))
+        mine = {role for row in memberships(self.person) for role in row.roles}
+        return ", ".join(sorted(role.replace("_", " ") for role in mine))
 
 
 def frame(request: HttpRequest) -> dict[str, object]:

@@ -4,7 +4,8 @@ from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_GET, require_safe
 
-from incidents import cells, figures, queries
+from incidents import cells, figures, layer_figure, queries
+from incidents.layer_view import layer_view
 from incidents.models import Incident
 from runs import grid, grid_png, grid_tiles
 from runs.figures import plot_width
@@ -67,11 +68,12 @@ def incident_layers(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Answer the tile of layers; a window without layers answers an empty pixel."""
     found = _incident_or_404(request, incident_id)
     view, _ = view_of(request, found)
-    layers = figures.layer_plane(found, view.window, policy_for(found.run_id))
+    policy = policy_for(found.run_id)
+    layers = layer_figure.layer_plane(found, view.window, policy, layer_view(request.GET))
     if layers is None:
         raise Http404
     width, height = _pixels(request, "w", 856), _pixels(request, "h", 100)
-    plane = figures.layer_tile(layers[1], width, height, view.clock(width))
+    plane = layer_figure.layer_tile(layers.codes, width, height, view.clock(width))
     return _png(request, grid_png.encode(plane, theme_of(request)), view.extent.version)
 
 
@@ -92,6 +94,7 @@ def incident_figure(request: HttpRequest, incident_id: int) -> HttpResponse:
         policy=policy_for(found.run_id),
         width=plot_width(request.GET.get("width", "")),
         theme=theme_of(request),
+        layers=layer_view(request.GET),
     )
     return JsonResponse(figure, headers={"ETag": etag, "Cache-Control": "private, no-cache"})
 

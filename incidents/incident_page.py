@@ -4,9 +4,10 @@ The whole page and each of its polled parts show different pieces of one inciden
 timeline every few seconds must not compute a gate, a plan's cost and a signature's digest.
 """
 
+from collections.abc import Callable
 from datetime import datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from evidence.gates import resume_gate
 from evidence.queries import evidence_counts
@@ -44,7 +45,11 @@ from incidents.similar import Similar
 from runs.directives import current, obedience
 from runs.models import Attempt, Finding, Person, RunProgress
 from runs.policies import policy_for
+from runs.reading import kept
 
+T = TypeVar("T")
+_still: dict[tuple[object, ...], Any] = {}
+MOST_STILL = 256
 FINDINGS = 500
 LEDGER_ROWS = 100
 
@@ -60,6 +65,7 @@ class IncidentPage:
             now: the moment every duration on the page is counted to.
         """
         self.incident, self.person, self.now = incident, person, now
+        self.version = ""  # of the grid, where who shows the page has read it
         self.run = incident.run
         self.state, self.title = incident.state, incident.title
         self.opened_at, self.acknowledged_at = incident.opened_at, incident.acknowledged_at
@@ -83,7 +89,7 @@ class IncidentPage:
             obedience=obedience(run_id),
             counts=evidence_counts(self.incident.dossier),
             gate=resume_gate(self.incident.dossier),
-            progress=RunProgress.objects.filter(run_id=run_id).first(),
+            progress=kept(("progress", run_id), RunProgress.objects.filter(run_id=run_id).first),
             policy=policy_for(run_id),
             now=self.now,
         )
@@ -117,7 +123,24 @@ class IncidentPage:
     @cached_property
     def first_bad_document(self) -> dict[str, Any]:
         """The first-bad cell as it is now, as data."""
-        return firstbad.of_incident(self.incident)
+        return dict(self._while_still("first bad", lambda: firstbad.of_incident(self.incident)))
+
+    def _while_still(self, name: str, read: Callable[[], T]) -> T:
+        """Read what only changes with the grid, once for each of its versions.
+
+        In a dead run 16,384 ranks stand behind each of these; a run that is held posts no more, and its
+        page is looked at all night.
+        """
+        if not self.version:
+            return read()
+        incident = self.incident
+        key = (name, incident.pk, incident.attempt, incident.kind, self.version)
+        if key not in _still:
+            while len(_still) >= MOST_STILL:
+                _still.pop(next(iter(_still)), None)
+            _still[key] = read()
+        found: T = _still[key]
+        return found
 
     @cached_property
     def _signed(self) -> tuple[dict[str, Any], str]:
@@ -133,7 +156,9 @@ class IncidentPage:
     @cached_property
     def first_bad(self) -> FirstBadAnswer:
         """What broke first."""
-        return answers.first_bad(self.situation, self.first_bad_document)
+        document = self.first_bad_document
+        followed = self._while_still("followed", lambda: answers.followed(self.situation, document))
+        return answers.first_bad(self.situation, document, followed)
 
     @property
     def only_node(self) -> str:

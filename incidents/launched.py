@@ -11,6 +11,8 @@ from typing import Any
 
 from django.db import connection
 
+from runs.reading import kept
+
 MOST_RANKS = 16  # a tie of more ranks names no single machine
 _FLEET = ["nodes", "groups", "ranks", "gpu_uuids"]
 
@@ -39,6 +41,10 @@ def places(run_id: int, attempt: int, ranks: Iterable[int]) -> list[Place]:
     wanted = sorted(set(ranks))
     if not wanted or len(wanted) > MOST_RANKS:
         return []
+    return kept(("places", run_id, attempt, tuple(wanted)), lambda: _places(run_id, attempt, wanted))
+
+
+def _places(run_id: int, attempt: int, wanted: list[int]) -> list[Place]:
     with connection.cursor() as cursor:
         cursor.execute(_PLACES, [run_id, attempt, [str(rank) for rank in wanted]])
         rows = cursor.fetchall()
@@ -62,13 +68,17 @@ def _place(name: str, on_it: list[int], uuids: object, switch: str, wanted: list
 
 def node_count(run_id: int, attempt: int) -> int | None:
     """Return how many nodes the launch named, None when it named none."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT jsonb_array_length(nodes) FROM runs_attempt WHERE run_id = %s AND number = %s",
-            [run_id, attempt],
-        )
-        row = cursor.fetchone()
-    return int(row[0]) if row and row[0] else None
+
+    def read() -> int | None:
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT jsonb_array_length(nodes) FROM runs_attempt WHERE run_id = %s AND number = %s",
+                [run_id, attempt],
+            )
+            row = cursor.fetchone()
+        return int(row[0]) if row and row[0] else None
+
+    return kept(("node count", run_id, attempt), read)
 
 
 def of_launch(run_id: int, attempt: int) -> tuple[int | None, dict[str, Any]]:

@@ -4,9 +4,11 @@ import numpy as np
 
 from andon.detect.cells import depth_key
 from andon.policy import Policy
-from incidents.figures import first_bad_step, layer_began
+from incidents.figures import first_bad_step
+from incidents.layer_figure import layer_began
 from incidents.models import Incident
 from runs import queries
+from runs.layers import has_layers
 
 
 def layer_bars(incident: Incident, good_step: int | None, policy: Policy) -> list[dict[str, object]]:
@@ -16,7 +18,7 @@ def layer_bars(incident: Incident, good_step: int | None, policy: Policy) -> lis
     nonfinite layers first, then by ratio. The newest posted step at or before each end is used.
     """
     step = first_bad_step(incident)
-    if step is None:
+    if step is None or not has_layers(incident.run, incident.attempt):
         return []
     good = min(good_step if good_step is not None else step - 1, step - 1)
     # The two ends only: between a last good checkpoint and the failure lie thousands of steps.

@@ -10,6 +10,7 @@ from incidents import told
 from incidents.models import Incident
 from runs import formatting as words
 from runs.models import Event
+from runs.reading import kept
 
 State = Literal["changed", "unchanged", "not known"]
 
@@ -30,15 +31,20 @@ def shards(run_id: int, attempt: int, step: int | None, ranks: list[int]) -> lis
 def _told(run_id: int, attempt: int, step: int | None, ranks: list[int], keys: tuple[str, ...]) -> list[str]:
     if step is None:
         return []
-    rows = Event.objects.filter(run_id=run_id, attempt=attempt, type__in=_TYPES, step=step)
-    rows = rows.filter(data__has_any_keys=list(keys))
-    if ranks:
-        rows = rows.filter(rank__in=ranks[:_RANKS])
     found: dict[str, None] = {}
-    for data in rows.order_by("rank", "id").values_list("data", flat=True)[:_ROWS]:
+    for data in kept(("batches", run_id, attempt, step, *ranks), lambda: _rows(run_id, attempt, step, ranks)):
         for value in _values(data, keys):
             found.setdefault(value)
     return list(found)
+
+
+def _rows(run_id: int, attempt: int, step: int, ranks: list[int]) -> list[dict[str, Any]]:
+    """Return what was told of the mix and the shards of a step."""
+    rows = Event.objects.filter(run_id=run_id, attempt=attempt, type__in=_TYPES, step=step)
+    rows = rows.filter(data__has_any_keys=[*MIX_KEYS, *SHARD_KEYS])
+    if ranks:
+        rows = rows.filter(rank__in=ranks[:_RANKS])
+    return list(rows.order_by("rank", "id").values_list("data", flat=True)[:_ROWS])
 
 
 def _values(data: Mapping[str, Any], keys: tuple[str, ...]) -> list[str]:

@@ -3,8 +3,8 @@
 from evidence.models import Item
 from incidents.models import Incident
 from incidents.refused import Refused
-from runs.access import project_member
-from runs.models import Membership, Person, Project, Role
+from runs.access import members, project_member
+from runs.models import Person, Project, Role
 
 RESPONDERS = (Role.RESPONDER, Role.APPROVER, Role.ADMIN)
 APPROVERS = (Role.APPROVER,)
@@ -52,12 +52,7 @@ def need_approver(person: Person, project: Project, to_do: str) -> None:
 
 def approvers(project: Project) -> list[Person]:
     """Return the active approvers of a project by name."""
-    rows = (
-        Membership.objects.filter(project=project, roles__overlap=list(APPROVERS), person__is_active=True)
-        .select_related("person")
-        .order_by("person__username")
-    )
-    return [row.person for row in rows]
+    return members(project, *APPROVERS)
 
 
 def why_not_approver(incident: Incident, person: Person, requester: Person | None) -> str:

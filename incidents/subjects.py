@@ -6,8 +6,8 @@ from evidence.queries import signed_facts
 from incidents import firstbad, plans
 from incidents.canonical import sha256
 from incidents.models import Incident, Plan, ResumeRequest
+from runs import directives
 from runs.formatting import count, rank_words
-from runs.models import Attempt
 from runs.policies import policy_for
 
 SCHEMA = "andon.approval-subject/1"
@@ -64,10 +64,8 @@ def evidence(incident: Incident) -> list[dict[str, Any]]:
 
 def newest_attempt(run_id: int) -> int:
     """Return the number of the newest attempt, 1 before any launch."""
-    return (
-        Attempt.objects.filter(run_id=run_id).order_by("-number").values_list("number", flat=True).first()
-        or 1
-    )
+    found = directives.newest_attempt(run_id)
+    return 1 if found is None else found.number
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:

@@ -15,7 +15,7 @@ from incidents.grid_views import view_of
 from incidents.incident_page import IncidentPage
 from incidents.layer_bars import layer_bars
 from incidents.models import Incident
-from runs import grid, live
+from runs import grid, live, reading
 from runs.access import project_member
 from runs.grid_rows import WORDS, kinds
 from runs.models import Person
@@ -113,8 +113,14 @@ def render_incident(
     request: HttpRequest, page: IncidentPage, *, says: str = "", status: int = 200
 ) -> HttpResponse:
     """Render the incident page, with a refusal in its words when an action was refused."""
+    with reading.once():
+        return _render_incident(request, page, says=says, status=status)
+
+
+def _render_incident(request: HttpRequest, page: IncidentPage, *, says: str, status: int) -> HttpResponse:
     incident = page.incident
     view, opening = view_of(request, incident)
+    page.version = view.extent.version
     policy = page.situation.policy
     good = (page.plan.checkpoint.get("step") if page.plan is not None else None) or None
     return render(
@@ -157,4 +163,5 @@ def incident_fragment(request: HttpRequest, incident_id: int, name: str) -> Http
     if name not in known:
         raise Http404
     page = page_or_404(request, incident_id)
-    return live.answer(request, f"incidents/_{name}.html", known[name](page, person_of(request)))
+    with reading.once():
+        return live.answer(request, f"incidents/_{name}.html", known[name](page, person_of(request)))

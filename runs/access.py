@@ -10,6 +10,7 @@ from ninja.security import HttpBearer
 
 from runs.identity import verified_run
 from runs.models import Membership, Person, Project, Run, Token
+from runs.reading import kept
 
 # A read API polled every second must not write a row every second.
 TOKEN_USE_NOTED_EVERY = timedelta(minutes=1)
@@ -19,10 +20,31 @@ def project_member(person: Person, project: Project, *roles: str) -> bool:
     """Return whether `person` belongs to `project`, with at least one of `roles` when any are given."""
     if not person.is_authenticated or not person.is_active:
         return False
-    mine = Membership.objects.filter(person=person, project=project)
-    if roles:
-        mine = mine.filter(roles__overlap=list(roles))
-    return mine.exists()
+    mine = kept(("roles", person.pk, project.pk), lambda: _roles(person, project))
+    return mine is not None and (not roles or not set(roles).isdisjoint(mine))
+
+
+def _roles(person: Person, project: Project) -> list[str] | None:
+    """Return a member's roles in a project, None for somebody who does not belong to it."""
+    found = Membership.objects.filter(person=person, project=project).values_list("roles", flat=True).first()
+    return found
+
+
+def memberships(person: Person) -> list[Membership]:
+    """Return a person's memberships with their projects, the oldest project first."""
+    rows = Membership.objects.filter(person=person).select_related("project").order_by("project_id")
+    return kept(("memberships", person.pk), lambda: list(rows))
+
+
+def members(project: Project, *roles: str) -> list[Person]:
+    """Return the active members of a project with at least one of `roles`, by name."""
+    rows = kept(("members", project.pk), lambda: _members(project))
+    return [person for mine, person in rows if not set(roles).isdisjoint(mine)]
+
+
+def _members(project: Project) -> list[tuple[list[str], Person]]:
+    found = Membership.objects.filter(project=project, person__is_active=True).select_related("person")
+    return [(row.roles, row.person) for row in found.order_by("person__username")]
 
 
 def visible_runs(person: Person) -> QuerySet[Run]:

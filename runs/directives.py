@@ -10,6 +10,7 @@ from andon.directive import Directive as Message
 from andon.directive import HoldMode, Kind
 from runs.keys import server_key
 from runs.models import Attempt, Directive, DirectiveAck, Run
+from runs.reading import kept
 
 
 class Obedience(TypedDict):
@@ -23,7 +24,9 @@ class Obedience(TypedDict):
 
 def current(run_id: int) -> Directive | None:
     """Return the directive in force, None for a run that never had one."""
-    return Directive.objects.filter(run_id=run_id).order_by("-seq").first()
+    return kept(
+        ("directive", run_id), lambda: Directive.objects.filter(run_id=run_id).order_by("-seq").first()
+    )
 
 
 def current_document(run_id: int) -> dict[str, object]:
@@ -106,6 +109,12 @@ def _newest(run_id: int) -> tuple[int | None, int | None]:
     return seq, attempt
 
 
+def newest_attempt(run_id: int) -> Attempt | None:
+    """Return number and world size of a run's newest attempt, None before any launch."""
+    rows = Attempt.objects.filter(run_id=run_id).order_by("-number").only("number", "world_size")
+    return kept(("newest attempt", run_id), rows.first)
+
+
 def obedience(run_id: int) -> Obedience:
     """Return who obeys the directive in force.
 
@@ -115,7 +124,7 @@ def obedience(run_id: int) -> Obedience:
     """
     directive = current(run_id)
     # Not the whole row: the nodes and groups of a fleet are hundreds of kilobytes.
-    attempt = Attempt.objects.filter(run_id=run_id).order_by("-number").only("number", "world_size").first()
+    attempt = newest_attempt(run_id)
     if directive is None or attempt is None:
         return {"obeyed": 0, "of": 0, "silent": [], "step": None}
     enough = {"held", "exited"} if directive.kind == "hold" else {"received", "held", "exited"}

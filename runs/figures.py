@@ -1,7 +1,7 @@
 """The figures of a run: its curves, and the rows that the run and the incident page share."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import urlencode
 
 from andon.policy import Policy
@@ -39,6 +39,7 @@ def tile_url(
     version: str,
     rows: Rows | None = None,
     by_time: bool = False,
+    more: Mapping[str, str] | None = None,
 ) -> str:
     """Return the address of a tile; its version makes the answer immutable."""
     order = {} if rows is None else {"rows": rows.kind, "sort": rows.sort}
@@ -52,6 +53,7 @@ def tile_url(
             "w": width,
             "h": height,
             **order,
+            **(more or {}),
             "theme": theme,
             "v": version,
         }

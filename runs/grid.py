@@ -11,6 +11,7 @@ from runs.grid_clock import Clock, clock
 from runs.grid_progress import InProgress
 from runs.grid_rows import Rows, rows_of
 from runs.models import Attempt, DirectiveAck, Grid, Run, RunProgress
+from runs.reading import kept
 from runs.uncompacted import Uncompacted, uncompacted
 
 BEFORE_STEPS, AFTER_STEPS = 128, 11  # the window an incident opens on, around the first bad step
@@ -87,7 +88,7 @@ def extent(run: Run, attempt: int) -> Extent:
     # What waits is read before the blocks' row: see runs.uncompacted.
     waiting = uncompacted(run.pk, attempt)
     known = Grid.objects.filter(run=run, attempt=attempt).first()
-    progress = RunProgress.objects.filter(run=run).first()
+    progress = kept(("progress", run.pk), RunProgress.objects.filter(run=run).first)
     held = DirectiveAck.objects.filter(run=run, attempt=attempt, state__in=["held", "exited"]).aggregate(
         step=Max("step")
     )["step"]

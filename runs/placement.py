@@ -11,6 +11,7 @@ from django.db.models.expressions import RawSQL
 
 from andon.detect.topology import Topology
 from runs.models import Attempt, Run
+from runs.reading import kept
 
 Node = tuple[str, list[int], list[str]]
 _KEPT = 32  # attempts: a few megabytes each at the largest
@@ -31,7 +32,7 @@ def topology_of(run: Run, attempt: int) -> Topology | None:
 def _version(run: Run, attempt: int) -> tuple[int, str] | None:
     known = RawSQL("runs_attempt.xmin::text || runs_attempt.ctid::text", (), output_field=TextField())
     rows = Attempt.objects.filter(run=run, number=attempt).annotate(version=known)
-    return rows.values_list("pk", "version").first()
+    return kept(("placement", run.pk, attempt), rows.values_list("pk", "version").first)
 
 
 @lru_cache(maxsize=_KEPT)

@@ -7,6 +7,7 @@ from andon import policy as rules
 from andon.policy import Policy
 from runs.locks import lock_run
 from runs.models import Person, PolicyVersion, Run
+from runs.reading import kept
 
 _IN_FORCE = """
 SELECT * FROM runs_policyversion
@@ -17,7 +18,9 @@ ORDER BY run_id NULLS LAST, number DESC LIMIT 1
 
 def policy_version(run_id: int) -> PolicyVersion | None:
     """Return the stored version in force for a run, None when the defaults are."""
-    return next(iter(PolicyVersion.objects.raw(_IN_FORCE, [run_id, run_id])), None)
+    return kept(
+        ("policy", run_id), lambda: next(iter(PolicyVersion.objects.raw(_IN_FORCE, [run_id, run_id])), None)
+    )
 
 
 def policy_for(run_id: int) -> Policy:

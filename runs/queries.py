@@ -9,7 +9,7 @@ from andon.detect.cells import first_bad as earliest
 from runs.cellmap import grid_states
 from runs.curves import Point, series
 from runs.lanes import folded, numbers
-from runs.layer_curves import layer_series
+from runs.layers import layer_series
 from runs.models import Event, Run
 from runs.placement import topology_of
 from runs.rows import raw_cursor

@@ -189,6 +189,23 @@ class Stack:
             }
         )
 
+    def thin(self, row: Row, steps: Sequence[int], values: Sequence[float | None], words: str) -> None:
+        """Add a thin line of something beside the named one: another replica, an abandoned tail."""
+        self.traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines" if len(steps) > 1 else "markers",
+                "x": [self.x(step) for step in steps],
+                "y": list(values),
+                "yaxis": row.y,
+                "line": {"color": "var(--line2)", "width": 1, "simplify": False},
+                "marker": {"color": "var(--line2)", "size": 4},
+                "connectgaps": False,
+                "name": words,
+                "hovertemplate": f"{words} %{{y:.3g}}<extra></extra>",
+            }
+        )
+
     def band(self, row: Row, steps: Sequence[int], low: Sequence[float], high: Sequence[float]) -> None:
         """Add the detector's baseline band behind the row's line."""
         edge = {"width": 0, "color": "var(--band)"}

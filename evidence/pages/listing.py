@@ -16,6 +16,7 @@ from evidence.retention.overdue import overdue_items
 from evidence.vault import vault
 from runs import formatting
 from runs.models import Person
+from runs.reading import kept
 
 # One line each up to here; above it items of one kind and state are one line with a count.
 GROUP_ABOVE = 40
@@ -74,6 +75,10 @@ class Chain:
 
 def item_lines(dossier: Dossier, *, grouped: bool = True) -> list[ItemLine]:
     """Return one line per item in order of volatility; many alike are grouped with a count."""
+    return kept(("item lines", dossier.pk, grouped), lambda: _item_lines(dossier, grouped=grouped))
+
+
+def _item_lines(dossier: Dossier, *, grouped: bool) -> list[ItemLine]:
     items = list(
         Item.objects.filter(dossier=dossier)
         .defer("files", "source")

@@ -20,6 +20,7 @@ from incidents.paging.models import OnCallAnswer, OnCallTurn
 from incidents.refused import Refused
 from runs import formatting as words
 from runs import outgoing
+from runs.access import memberships
 from runs.models import Membership, Person, Project
 
 ASK_EVERY = timedelta(seconds=60)
@@ -58,8 +59,7 @@ def of_project(project: Project, now: datetime | None = None) -> Holder | None:
 
 def of_person(person: Person, now: datetime) -> Holder | None:
     """Return who is on call as the frame shows it: of the person's first project that has somebody."""
-    rows = Membership.objects.filter(person=person).select_related("project").order_by("project_id")
-    for row in rows:
+    for row in memberships(person):
         holder = of_project(row.project, now)
         if holder is not None:
             return holder

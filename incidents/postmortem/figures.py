@@ -8,7 +8,7 @@ import numpy as np
 from andon.detect.cells import depth_key
 from andon.postmortem import figures as draw
 from andon.postmortem.document import Figure
-from incidents.figures import layer_plane
+from incidents.layer_figure import layer_plane
 from incidents.postmortem.book import Book
 from incidents.postmortem.facts import Facts
 from incidents.postmortem.words import plain
@@ -87,7 +87,7 @@ def _layers(book: Book, facts: Facts, axis: draw.Axis) -> Figure | None:
     found = layer_plane(incident, window, facts.policy)
     if found is None:
         return None
-    names, plane = found
+    names, plane = found.names, found.codes
     each = -(-len(names) // _LAYER_ROWS)
     if each > 1:
         plane = np.maximum.reduceat(plane, np.arange(0, len(names), each), axis=0)

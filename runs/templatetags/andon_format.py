@@ -1,8 +1,9 @@
 """Template filters and tags over `runs.formatting`: the forms that the pages' contract fixes."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
 from django import template
 from django.utils import timezone
@@ -38,6 +39,12 @@ def plural(number: int, words: str) -> str:
 def wordlist(words: str) -> list[str]:
     """Return the words of a literal, for a short loop."""
     return words.split()
+
+
+@register.filter
+def without(lines: Sequence[Any], incident: int) -> list[Any]:
+    """Return the lines of other incidents than this one."""
+    return [line for line in lines if line.incident != incident]
 
 
 @register.filter

@@ -36,7 +36,8 @@ window.andonCells = function (stack) {
         if (mine !== number) return;
         exact = cells;
         legend(cells.counts, Boolean(cells.says) && !cells.runs);
-        if (!cursor && firstBad) cursor = { step: firstBad.step, rank: firstBad.rank || 0 };
+        // A rank that is not known is not shown as rank 0: the readout keeps the headline.
+        if (!cursor && firstBad && firstBad.rank !== null) cursor = { step: firstBad.step, rank: firstBad.rank };
         rest();
       })
       .catch(() => { if (mine === number) exact = null; });
@@ -136,6 +137,12 @@ window.andonCells = function (stack) {
     stack.view({ steps: "", ranks: "" }).then(() => { if (firstBad) move(firstBad.step, firstBad.rank || 0); });
   }
 
+  // Where the keys begin when no cell was named.
+  function start() {
+    const meta = state.meta, step = firstBad ? firstBad.step : meta.steps[0];
+    cursor = { step: Math.max(meta.steps[0], Math.min(meta.steps[1], step)), rank: rankOf(meta.ranks[0]) };
+  }
+
   const KEYS = {
     ArrowLeft: (by) => move(cursor.step - by, cursor.rank),
     ArrowRight: (by) => move(cursor.step + by, cursor.rank),
@@ -156,14 +163,15 @@ window.andonCells = function (stack) {
     Escape: () => { pinned = false; grid.blur(); },
   };
   grid.addEventListener("keydown", (event) => {
-    if (!state.meta || !cursor || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+    if (!state.meta || event.ctrlKey || event.metaKey || event.altKey || !KEYS[event.key]) return;
+    if (!cursor) start();
     KEYS[event.key](event.shiftKey ? 10 : 1);
     event.preventDefault();
     event.stopPropagation();
   });
   grid.addEventListener("focus", () => {
     if (!state.meta) return;
-    if (!cursor) cursor = { step: state.meta.steps[0], rank: rankOf(state.meta.ranks[0]) };
+    if (!cursor) start();
     cross(cursor.step, cursor.rank);
   });
   grid.addEventListener("blur", () => { if (!pinned) mark.style.display = "none"; });

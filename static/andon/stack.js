@@ -3,7 +3,7 @@
 // an overview that can be dragged. The whole view is in the page's address. The grid's cells: cells.js.
 (function () {
   const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false, scrollZoom: false, showTips: false };
-  const VIEW = ["steps", "ranks", "rows", "sort", "x"];
+  const VIEW = ["steps", "ranks", "rows", "sort", "x", "layers", "replica"], MANY = ["line"];
   const root = document.documentElement;
   const stacks = Array.from(document.querySelectorAll("[data-stack]")).map(start);
 
@@ -56,10 +56,17 @@
     const plot = box.querySelector(".plot"), query = new URLSearchParams(window.location.search);
     const state = { meta: null, asked: 0, drawn: false };
     for (const name of VIEW) state[name] = query.get(name) || "";
+    for (const name of MANY) state[name] = query.getAll(name);
+
+    // The view as it stands in the page's address, and in that of the figure.
+    function addView(query) {
+      for (const name of VIEW) if (state[name]) query.set(name, state[name]);
+      for (const name of MANY) for (const one of state[name]) query.append(name, one);
+    }
 
     function address() {
       const wanted = new URLSearchParams(box.dataset.query || "");
-      for (const name of VIEW) if (state[name]) wanted.set(name, state[name]);
+      addView(wanted);
       wanted.set("theme", theme());
       wanted.set("width", Math.max(200, Math.round(plot.clientWidth - parseInt(token("--gutter"), 10))));
       return box.dataset.stack + "?" + wanted;
@@ -114,6 +121,7 @@
     function place() {
       const meta = state.meta, rows = meta.rows, offset = plot.offsetTop;
       if (cells && rows.grid) cells.place(offset + rows.grid[0], rows.grid[1]);
+      if (layers) layers.place(offset);
       for (const cap of box.querySelectorAll("[data-cap]")) {
         const row = rows[cap.dataset.cap];
         cap.hidden = !row;
@@ -197,7 +205,8 @@
     function view(wanted) {
       Object.assign(state, wanted);
       const url = new URL(window.location.href);
-      for (const name of VIEW) if (state[name]) url.searchParams.set(name, state[name]); else url.searchParams.delete(name);
+      for (const name of [...VIEW, ...MANY]) url.searchParams.delete(name);
+      addView(url.searchParams);
       history.replaceState(null, "", url);
       return draw();
     }
@@ -221,6 +230,7 @@
 
     const stack = { box, plot, state, stepAt, placeOf, view, zoom, sort: () => view({ sort: state.sort === "failure" ? "" : "failure", ranks: "" }) };
     const cells = box.dataset.cells && window.andonCells ? window.andonCells(stack) : null;
+    const layers = cells && window.andonLayers ? window.andonLayers(stack) : null;
 
     function listen() {
       let waiting = 0;
@@ -245,6 +255,7 @@
       });
       plot.on("plotly_doubleclick", () => view({ steps: "", ranks: "" }));
       if (cells) cells.listen();
+      if (layers) layers.listen();
     }
 
     for (const button of box.parentNode.querySelectorAll("[data-zoom]")) {
@@ -260,7 +271,7 @@
     }
     for (const choice of box.parentNode.querySelectorAll("[data-view]")) {
       const name = choice.dataset.view;
-      if (choice.tagName === "SELECT") choice.addEventListener("change", () => view({ [name]: choice.value, ranks: "" }));
+      if (choice.tagName === "SELECT") choice.addEventListener("change", () => view({ [name]: choice.value, ...(name === "rows" ? { ranks: "" } : {}) }));
       else choice.addEventListener("click", () => view({ [name]: state[name] === choice.dataset.value ? "" : choice.dataset.value, ...(name === "sort" ? { ranks: "" } : {}) }));
     }
 

@@ -288,3 +288,21 @@ def _follows(page, incident):
     )
     until(page, f"{name} !== {before!r}")
     assert page.evaluate("window.same")
+
+
+def test_layers_show_another_number_and_a_click_adds_the_line_of_one(open_page, incident):
+    page = open_page("bob", f"/incidents/{incident.id}")
+    drawn(page)
+    page.select_option("#layers-shown", "norm")
+    until(page, f"{META}.layers.shown === 'norm'")
+    assert page.inner_text("[data-ramp] li:first-child span") != "below 1.5"
+    top, height = page.evaluate(f"{META}.rows.layers")
+    plot = page.locator(".plot").bounding_box()
+    page.mouse.click(plot["x"] + plot["width"] / 2, plot["y"] + top + height * 6.5 / 12)
+    until(page, f"{META}.layers.lines.length === 1")
+    assert "layers=norm" in page.url
+    assert "line=layers.6.attn.qkv" in page.url
+    assert "band is median" in page.inner_text("[data-line]")
+    page.click("[data-line] button")
+    until(page, f"{META}.layers.lines.length === 0")
+    assert "line=" not in page.url

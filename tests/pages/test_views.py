@@ -5,7 +5,9 @@ import re
 
 import pytest
 from django.core.cache import cache
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
 from evidence.models import Item
 from incidents.models import Incident, Note
@@ -35,6 +37,7 @@ PAGES = [
     "/hand-over",
     "/approve",
 ]
+MOST_STATEMENTS = 78  # of the whole incident page, frame included
 DATA = ["/grid.png", "/layers.png", "/figure.json", "/cells.json", "/cell.json?step=1&rank=1"]
 
 
@@ -213,6 +216,13 @@ class TestIncident:
     def test_every_other_page_carries_the_alarm_line_and_its_own_does_not(self, as_bob, incident):
         assert "gpt-16 held" in text_of(as_bob.get("/vault"))
         assert 'class="alarm' not in as_bob.get(f"/incidents/{incident.id}").content.decode()
+
+    def test_the_page_reads_little(self, as_bob, incident):
+        """Each statement is a wait: what several parts need is read once (`runs.reading`)."""
+        as_bob.get(f"/incidents/{incident.id}")
+        with CaptureQueriesContext(connection) as asked:
+            as_bob.get(f"/incidents/{incident.id}")
+        assert len(asked) <= MOST_STATEMENTS
 
     def test_the_figure_rings_the_first_bad_cell_at_its_place(self, as_bob, incident):
         figure = as_bob.get(f"/incidents/{incident.id}/figure.json").json()
