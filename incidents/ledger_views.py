@@ -6,7 +6,7 @@ from django.shortcuts import render
 from django.utils import timezone
 from django.views.decorators.http import require_GET
 
-from andon.ledger_files import FORMATS, write
+from andon.ledger_files import write
 from incidents import caps, ledger, ledger_page, seen
 from incidents.models import LedgerRow
 from runs.models import Run
@@ -17,6 +17,7 @@ CONTENT_TYPES = {
     "json": "application/json",
     "parquet": "application/vnd.apache.parquet",
 }
+NAMES = {"csv": "CSV", "json": "JSON", "parquet": "Parquet"}
 
 
 @require_GET
@@ -43,7 +44,7 @@ def _page(
             "wrong": ledger.verify(run) if wrong is None else wrong,
             "checked_at": timezone.now(),
             "newest": newest,
-            "formats": FORMATS,
+            "formats": NAMES,
         },
         status=status,
     )
