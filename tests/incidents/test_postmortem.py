@@ -21,7 +21,7 @@ from incidents.postmortem.facts import Facts
 from incidents.postmortem.render import render
 from incidents.refused import Refused
 from runs.erasing import erase
-from runs.models import Attempt, DirectiveAck, Event
+from runs.models import Attempt, DirectiveAck, Event, Pending
 from tests.incidents.world import World, seal
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +62,11 @@ def told(world, team):
     actions = [{"what": "filter by length", "owner": "tomas", "due": "2026-12-24", "ticket": "T-1"}]
     edits.list_actions(incident=incident, person=team.mira, rows=actions, base=None)
     seal(incident.dossier)
+    # Curves are read from what a worker compacted, and from what waits for it: these events wait.
+    waiting = Event.objects.filter(run_id=incident.run_id).order_by("pk")
+    Pending.objects.bulk_create(
+        Pending(run_id=one.run_id, what="event", ref=one.pk, received_at=one.received_at) for one in waiting
+    )
     return incident
 
 
