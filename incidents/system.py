@@ -1,12 +1,13 @@
 """Is Andon itself healthy, and the search of the frame."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from celery import current_app
 from django.conf import settings
 from django.contrib.auth.decorators import login_required
 from django.db import connection
-from django.db.models import QuerySet
+from django.db.models import Count, Min, QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import redirect, render
 from django.utils import timezone
@@ -21,10 +22,11 @@ from incidents import health, queries
 from incidents.paging import health as paging_health
 from runs import formatting, live
 from runs.access import visible_runs
-from runs.models import Run, RunProgress, UnreadBody, Work
+from runs.models import GridWaiting, NodeStay, Pending, Run, RunProgress, UnreadBody, Work
 from runs.views import person_of
 
 FOUND = 20
+MAX_SKEW_S = 2.0
 NAMED = 20  # dossiers and objects that lost a lock; the rest is counted
 
 
@@ -109,7 +111,8 @@ def _context(request: HttpRequest) -> dict[str, object]:
     vault_parts = [_vault(), _fixity(), _locks(store, visible_dossiers(person_of(request)))]
     return {
         "parts": [
-            *(_web(), _database(), _broker(), _worker(), _queue(), *vault_parts, _bodies(runs)),
+            *(_web(), _database(), _clock(), _broker(), _worker(), _queue(), _detection(), _drawing()),
+            *(*vault_parts, _bodies(runs), _watched(unwatched.count())),
             *paging_health.lines(person_of(request)),
         ],
         "unwatched": unwatched,
@@ -128,6 +131,17 @@ def _database() -> Part:
         cursor.execute("SHOW server_version")
         version = cursor.fetchone()[0]
     return Part("PostgreSQL", "done", "answers", formatting.inert(version, 24))
+
+
+def _clock() -> Part:
+    """Times of posts are judged by this process's clock and kept by the database's: they must agree."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT clock_timestamp()")
+        skew_s = (cursor.fetchone()[0] - timezone.now()).total_seconds()
+    says = (
+        "web and database agree" if abs(skew_s) <= MAX_SKEW_S else "web and database differ: set both by NTP"
+    )
+    return Part("Clocks", "done" if abs(skew_s) <= MAX_SKEW_S else "missing", says, f"{skew_s * 1e3:+.0f} ms")
 
 
 def _broker() -> Part:
@@ -159,6 +173,35 @@ def _queue() -> Part:
     late = oldest is not None and now - oldest > health.NOBODY_WORKS_AFTER
     says = f"oldest due {formatting.ago(oldest, now)}" if oldest is not None else "nothing is due"
     return Part("Queue", "missing" if late else "done", says, f"{waiting:,} waiting")
+
+
+def _detection() -> Part:
+    """What was posted and no detector has looked at yet."""
+    waiting = Pending.objects.aggregate(number=Count("pk"), oldest=Min("received_at"))
+    return _waits("Detection", waiting, "every post was looked at", "not looked at yet")
+
+
+def _drawing() -> Part:
+    """What was looked at and is not in the blocks of grid and curves yet; pages draw it over them."""
+    waiting = GridWaiting.objects.aggregate(number=Count("pk"), oldest=Min("received_at"))
+    return _waits("Grid and curves", waiting, "all is taken in", "to be taken in")
+
+
+def _waits(name: str, waiting: dict[str, Any], none: str, some: str) -> Part:
+    if not waiting["number"]:
+        return Part(name, "done", none)
+    now = timezone.now()
+    late = now - waiting["oldest"] > health.NOBODY_WORKS_AFTER
+    says = f"oldest received {formatting.ago(waiting['oldest'], now)}"
+    return Part(name, "missing" if late else "done", says, f"{waiting['number']:,} {some}")
+
+
+def _watched(number: int) -> Part:
+    if not number:
+        return Part("Runs not watched", "done", "none: detection looks at every run")
+    return Part(
+        "Runs not watched", "missing", "data is stored, nothing looks at it; named below", f"{number:,}"
+    )
 
 
 def _vault() -> Part:
@@ -214,7 +257,7 @@ def _bodies(runs: QuerySet[Run]) -> Part:
 @require_GET
 @login_required
 def search(request: HttpRequest) -> HttpResponse:
-    """Find runs, incidents and digests; an exact id opens at once."""
+    """Find runs, incidents, nodes and digests; an exact id opens at once."""
     person, text = person_of(request), request.GET.get("q", "").strip()[:200]
     runs, incidents = visible_runs(person), queries.visible_incidents(person)
     if text.isdecimal() and len(text) < 18 and incidents.filter(pk=int(text)).exists():
@@ -226,8 +269,17 @@ def search(request: HttpRequest) -> HttpResponse:
         objects = StoredObject.objects.filter(
             item__dossier__in=visible_dossiers(person), sha256__startswith=text.lower()
         ).select_related("item")
+    stays = NodeStay.objects.filter(run__in=runs)
+    if text and stays.filter(node=text).exists():
+        return redirect("node", text)
     found: dict[str, object] = {
         "q": text,
+        "nodes": stays.filter(node__icontains=text)
+        .order_by("node")
+        .values_list("node", flat=True)
+        .distinct()[:FOUND]
+        if text
+        else [],
         "runs": runs.filter(slug__icontains=text).order_by("slug")[:FOUND] if text else Run.objects.none(),
         "incidents": incidents.filter(title__icontains=text).order_by("-opened_at")[:FOUND] if text else [],
         "objects": objects[:FOUND],

@@ -137,6 +137,8 @@ def _clock(found: Found, view: RunView) -> Clock | None:
     if columns is None or len(columns) < 2:
         return None
     steps, times = columns["hi_at"], np.maximum.accumulate(columns["hi"])
+    if times[-1] <= times[0]:
+        return None  # all at once, as a replay posts them
     usual = float(np.median(np.diff(times) / np.diff(steps)))
     edges = np.concatenate([[steps[0]], steps + 1])
     ends = np.concatenate([[times[0] - usual], times])

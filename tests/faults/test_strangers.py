@@ -40,6 +40,8 @@ LISTS = {
     "vault/open",
     "ledger",
     "goodput",
+    "nodes",
+    "fragments/nodes",
     "on-call",
     "search",
     "system",
@@ -96,6 +98,7 @@ def addresses(held: Held) -> list[str]:
     """Return every page address of the URL map, with the held run's own names in it."""
     house = inside(held.demo)
     dossier = str(house.one("SELECT id FROM evidence_dossier"))
+    node = str(house.one("SELECT min(node) FROM runs_nodestay"))
     values = {
         "slug": RUN,
         "incident_id": held.incident,
@@ -104,6 +107,7 @@ def addresses(held: Held) -> list[str]:
         "object_id": str(house.one("SELECT min(id) FROM evidence_storedobject")),
         "sha256": str(house.one("SELECT min(sha256) FROM evidence_storedobject")),
         "name": "evidence",
+        "node": node,
         "page_id": str(house.one("SELECT min(id) FROM incidents_page")),
         "token": "nonsense",
     }

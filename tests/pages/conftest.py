@@ -63,6 +63,7 @@ def full(incident, alice, bob):
         "object_id": one.pk,
         "sha256": one.sha256,
         "name": "evidence",
+        "node": "node-01",
         "token": ack_links.token(incident.row, alice),
         "page_id": 1,  # only posted to
     }

@@ -9,7 +9,7 @@ from django.test import Client
 
 from evidence.models import Dossier, Item, StoredObject
 from incidents.models import Incident, Note, Plan, StateChange
-from runs.models import Attempt, Finding, RunProgress, UnreadBody
+from runs.models import Attempt, Finding, NodeEvent, NodeReading, NodeStay, RunProgress, UnreadBody
 from tests.pages import seed
 from tests.pages.test_vault_pages import is_inert
 from tests.pages.test_views import HOSTILE
@@ -40,6 +40,18 @@ def test_names_from_outside_are_inert_everywhere(
         permit_id=HOSTILE[:64],
         data={"config": {HOSTILE[:100]: HOSTILE}, "revision": HOSTILE, "image": HOSTILE},
     )
+    at = row.opened_at
+    NodeStay.objects.create(run=run, attempt=1, node=HOSTILE[:200], switch=HOSTILE[:100])
+    NodeEvent.objects.create(
+        run=run,
+        attempt=1,
+        node="node-01",
+        kind="state",
+        occurred_at=at,
+        received_at=at,
+        data={"state": HOSTILE, "reason": HOSTILE},
+    )
+    NodeReading.objects.create(run=run, attempt=1, node="node-01", device=HOSTILE[:60], step=1, at=at)
     RunProgress.objects.filter(run=run).update(not_watched_since=row.opened_at, not_watched_why=HOSTILE)
     again(Finding.objects.filter(run=run).first(), series=HOSTILE[:60], detail=HOSTILE, says="f" * 64)
     UnreadBody.objects.create(

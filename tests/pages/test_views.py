@@ -474,6 +474,10 @@ class TestOtherPages:
             "Broker",
             "Worker",
             "Queue",
+            "Clocks",
+            "Detection",
+            "Grid and curves",
+            "Runs not watched",
             "Vault",
             "Bodies that could not be read",
         ):
