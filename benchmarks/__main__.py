@@ -1,6 +1,7 @@
-"""All benchmarks: `python -m benchmarks [ingest mlflow storm first_bad vault pages detect overhead]`.
+"""All benchmarks: `python -m benchmarks [ingest mlflow storm first_bad vault pages run_page detect
+overhead]`.
 
-The first six run on servers of their own.
+All but the last two run on servers of their own.
 Prints figures, ratios and goals; writes all of it to bench-results/ as JSON. Exits 1 when a goal was missed.
 """
 
@@ -20,6 +21,7 @@ from benchmarks import (
     bench_mlflow,
     bench_overhead,
     bench_pages,
+    bench_run_page,
     bench_stored_first_bad,
     bench_storm,
     bench_vault,
@@ -33,6 +35,7 @@ BENCHES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "first_bad": bench_stored_first_bad.run,
     "vault": bench_vault.run,
     "pages": bench_pages.run,
+    "run_page": bench_run_page.run,
     "detect": bench_detect.run,
     "overhead": bench_overhead.run,
 }
