@@ -1,5 +1,4 @@
-"""All benchmarks: `python -m benchmarks [ingest mlflow storm first_bad vault pages run_page detect
-overhead]`.
+"""All benchmarks: `python -m benchmarks [NAME …]`.
 
 All but the last two run on servers of their own.
 Prints figures, ratios and goals; writes all of it to bench-results/ as JSON. Exits 1 when a goal was missed.
