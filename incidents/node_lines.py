@@ -180,7 +180,9 @@ def _stays(rows: Iterable[Sequence[object]], line: Callable[[str], NodeLine], no
             one = line(name)
             if row[3]:
                 one.runs.append(str(row[1]))
-                if row[4] is not None:
+                if len(one.runs) > 1:
+                    one.ranks = ""  # of which of them, a line has no room to say
+                elif row[4] is not None:
                     one.ranks = f"{row[4]}{formatting.RANGE}{row[5]}" if row[4] != row[5] else f"{row[4]}"
                 _heard(one, row, now)
             if before and name not in before:
