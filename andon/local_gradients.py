@@ -10,6 +10,7 @@
 Anything else (FSDP1, DeepSpeed's engines) gives no local gradient: its cells are *reduced*.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -37,6 +38,19 @@ def kind_of(model: nn.Module) -> Kind:
 def local_of(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor: the tensor itself unless it is distributed."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the L2 norm of each tensor, on its device."""
+    if not tensors:
+        return []
+    kinds = {tensor.dtype for tensor in tensors}
+    options = {}
+    if kinds & {torch.float16, torch.bfloat16}:
+        # In half precision the norm itself would lose digits or overflow.
+        options["dtype"] = torch.float64 if torch.float64 in kinds else torch.float32
+    norms: list[Tensor] = torch._foreach_norm(list(tensors), 2, **options)
+    return norms
 
 
 def replicas_of(parameter: Tensor, default: int) -> int:
@@ -80,7 +94,8 @@ class DdpGradients:
 
     def __init__(self, norms: "LocalNorms", then: tuple[Any, Any] | None) -> None:
         self._norms = norms
-        self._total: Tensor | None = None
+        self._seen: list[Tensor] = []
+        self._layers: list[int] = []
         self._group = norms.model.process_group
         self._then = then or (None, self._average)
         self.replicas = dist.get_world_size(self._group)
@@ -90,9 +105,8 @@ class DdpGradients:
     def _hook(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         norms = self._norms
         if not norms.paused:
-            layers = [norms.layer_of[id(parameter)] for parameter in bucket.parameters()]
-            seen = norms.layer_squares(bucket.gradients(), layers)
-            self._total = seen if self._total is None else self._total + seen
+            self._layers += [norms.layer_of[id(parameter)] for parameter in bucket.parameters()]
+            self._seen += norms_of(bucket.gradients())
             if self.last_bucket is not None and bucket.is_last():
                 self.last_bucket()
         state, reduce = self._then
@@ -106,7 +120,10 @@ class DdpGradients:
 
     def take(self) -> Tensor | None:
         """Return what the buckets of this step held."""
-        total, self._total = self._total, None
+        if not self._seen:
+            return None
+        total = self._norms.per_layer(self._seen, self._layers)
+        self._seen, self._layers = [], []
         return total
 
 

@@ -5,6 +5,7 @@ broke; andon/local_gradients.py says where each kind of parallelism still has a 
 All flags and norms stay tensors on the device; whoever reads a step moves them to the host at once.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from andon.local_gradients import attach, kind_of, local_of
+from andon.local_gradients import attach, kind_of, local_of, norms_of
 
 BIT_INPUT, BIT_FORWARD, BIT_LOCAL_GRADIENT, BIT_REDUCED_GRADIENT = 1, 2, 4, 8
 BIT_OPTIMIZER, BIT_WEIGHT, BIT_SKIPPED = 16, 32, 64
@@ -133,11 +134,14 @@ class LocalNorms:
         counts as nonfinite, as every framework's gradient norm has it.
         """
         kept = [(local_of(g), layer) for g, layer in zip(gradients, layers, strict=True) if g is not None]
+        return self.per_layer(norms_of([g for g, _ in kept]), [layer for _, layer in kept])
+
+    def per_layer(self, norms: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
+        """Return the sum of squares per layer, float64 on the device, of norms in these layers."""
         total = torch.zeros(len(self.layers), dtype=torch.float64, device=self.device)
-        if not kept:
+        if not norms:
             return total
-        norms = torch.stack(norms_of([g for g, _ in kept])).double()
-        return total.index_add_(0, self.index_of([layer for _, layer in kept]), norms.square())
+        return total.index_add_(0, self.index_of(layers), torch.stack(list(norms)).double().square())
 
     def index_of(self, layers: Sequence[int]) -> Tensor:
         """Return layer numbers on the device. Kept, since copying them there would wait for the device."""
@@ -149,6 +153,13 @@ class LocalNorms:
     def own_squares(self) -> Tensor:
         """Return the sum of squares per layer of the gradients as they lie in `.grad` now."""
         return self.layer_squares([p.grad for p in self._flat], self._owner)
+
+    def own_square(self) -> Tensor:
+        """Return the sum of squares of all gradients as they lie in `.grad` now: one number on the device."""
+        norms = norms_of([local_of(p.grad) for p in self._flat if p.grad is not None])
+        if not norms:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        return torch.stack(norms).double().square().sum()
 
     def take(self) -> "Taken":
         """Return what this step saw, on the device, and start anew. Call after `backward`."""
@@ -222,6 +233,9 @@ def reading(
 ) -> LocalReading:
     """Return the reading of host arrays; gradients are divided by an fp16 loss scale."""
     bits = np.zeros(layers, np.int64)
+    if squares is not None and forward is None and np.isfinite(whole := float(squares.sum())):
+        # As nearly always: nothing is wrong.
+        return LocalReading(math.sqrt(whole) / scale, np.sqrt(squares) / scale, bits, 0, "local", activations)
     if forward is not None:
         bits |= forward.astype(np.int64) * BIT_FORWARD
     if squares is None:
@@ -233,17 +247,6 @@ def reading(
             total = float(np.sqrt(squares.sum())) / scale
     joined = int(np.bitwise_or.reduce(bits)) if layers else 0
     return LocalReading(total, norms, bits, joined, "reduced" if squares is None else "local", activations)
-
-
-def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return the L2 norm of each tensor, on its device."""
-    kinds = {tensor.dtype for tensor in tensors}
-    options = {}
-    if kinds & {torch.float16, torch.bfloat16}:
-        # In half precision the norm itself would lose digits or overflow.
-        options["dtype"] = torch.float64 if torch.float64 in kinds else torch.float32
-    norms: list[Tensor] = torch._foreach_norm(list(tensors), 2, **options)
-    return norms
 
 
 def float_tensors(output: Any) -> list[Tensor]:

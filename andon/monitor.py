@@ -176,7 +176,7 @@ class Monitor(Posting):
         if taken.squares is not None and self.norms.kind == "plain" and self.norms.gradients.replicas == 1:
             reduced = taken.squares.sum()
         else:
-            reduced = self.norms.own_squares().sum()
+            reduced = self.norms.own_square()
         bad = taken.bad
         if self._before is None and step % self.interval_steps == 0:
             self._before = self.norms.weights()

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from andon.local_gradients import local_of
+from andon.local_gradients import local_of, norms_of
 from andon.local_norms import (
     BIT_FORWARD,
     BIT_OPTIMIZER,
@@ -18,7 +18,6 @@ from andon.local_norms import (
     BIT_SKIPPED,
     BIT_WEIGHT,
     LocalNorms,
-    norms_of,
 )
 from andon.monitor_posts import (
     Place,
