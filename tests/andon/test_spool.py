@@ -398,7 +398,7 @@ acts = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(acts=acts)
 def test_killed_at_any_line_every_post_arrives_once_or_is_counted(acts):
     """`told` is what the gap events said. A post whose `append` did not return may be there or not; one that
