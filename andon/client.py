@@ -15,6 +15,7 @@ from urllib.parse import urlencode
 import msgspec
 import numpy as np
 
+from andon import wire_arrow  # noqa: F401  (loaded here, and not in the first post from a step)
 from andon.client_http import Answer, AnswerError, Backoff, Unreachable, new_id
 from andon.client_sender import Sender
 from andon.masking import mask_value

@@ -6,13 +6,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from andon import wire_arrow
 from andon.wire_frames import ARROW_TYPE, JSON_TYPE, Frame
 from andon.wire_values import float_flag
 
 
 def encode_frame(frame: Frame) -> tuple[bytes, str]:
     """Return (body, content type) of a frame, uncompressed."""
+    from andon import wire_arrow  # pyarrow weighs 25 MB, and most processes of a server write no frame
+
     if wire_arrow.available():
         return wire_arrow.encode_arrow(frame), ARROW_TYPE
     return encode_frame_json(frame), JSON_TYPE

@@ -22,7 +22,7 @@ from evidence.proof import leftovers, seals
 from evidence.retention import dates
 from evidence.sources import NodeSource
 from evidence.stores import spool
-from evidence.stores.probe import newest_result
+from evidence.stores.probed import newest_result
 from evidence.vault import BytesDiffer, Stored, VaultError, key_for, vault
 from runs.locks import lock_run
 from runs.work import Lease

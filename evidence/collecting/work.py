@@ -16,7 +16,7 @@ from evidence.models import Dossier, Item
 from evidence.plan import START
 from evidence.proof import seals
 from evidence.sources import SourceError
-from evidence.stores.probe import ask_if_old
+from evidence.stores.probed import ask_if_old
 from evidence.vault import BytesDiffer, VaultError, vault
 from runs.locks import lock_run
 from runs.work import Lease, Payload, enqueue, handler

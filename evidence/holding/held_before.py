@@ -11,35 +11,23 @@ from typing import Any
 
 from evidence.models import Item
 from evidence.sources import S3Source
-from evidence.stores.s3_lock import Locks
+from evidence.stores.s3_legal_hold import LegalHolds
 from evidence.uris import normalise
-
-# A question for every version would take half as long as the holds themselves, which must not wait. People
-# hold whole checkpoints: of a larger one these many are asked about, and all as soon as one has a hold.
-ASKED_FIRST = 16
 
 
 def look(
-    locks: Locks, uri: str, paths: Sequence[str], found: Sequence[S3Source], pool: ThreadPoolExecutor
+    holds: LegalHolds, uri: str, paths: Sequence[str], found: Sequence[S3Source], pool: ThreadPoolExecutor
 ) -> dict[str, Any]:
-    """Return which versions have a hold now: `{"uri", "asked", "of", "held", "unknown"}`.
+    """Return which versions have a hold now: `{"uri", "of", "held", "unknown"}`.
 
-    `held` and `unknown` (we may not look) are lists of `[path, version id]`.
+    Every one is asked about: a hold on a single file is as much somebody's as one on all. `held` and
+    `unknown` (we may not look) are lists of `[path, version id]`.
     """
-    every = list(zip(paths, found, strict=True))
-    some = every[:: -(-len(every) // ASKED_FIRST)]
-
-    def ask(one: tuple[str, S3Source]) -> bool | None:
-        return locks.is_held(one[1].key, one[1].version_id)
-
-    seen = list(pool.map(ask, some))
-    if len(some) < len(every) and any(hold is not False for hold in seen):
-        some, seen = every, list(pool.map(ask, every))
-    at = [[path, source.version_id] for path, source in some]
+    seen = list(pool.map(lambda source: holds.is_held(source.key, source.version_id), found))
+    at = [[path, source.version_id] for path, source in zip(paths, found, strict=True)]
     return {
         "uri": normalise(uri),
-        "asked": len(some),
-        "of": len(every),
+        "of": len(at),
         "held": [one for one, hold in zip(at, seen, strict=True) if hold is True],
         "unknown": [one for one, hold in zip(at, seen, strict=True) if hold is None],
     }

@@ -17,10 +17,10 @@ from evidence.hashing import digest_of
 from evidence.holding import held_before
 from evidence.sources import S3Source, child, s3_error
 from evidence.stores import s3_client
+from evidence.stores.s3_legal_hold import AT_ONCE, LegalHolds
 from evidence.stores.s3_lock import UNSUPPORTED, Locks, error_code
 from evidence.uris import s3_place
 
-THREADS = 32
 # Fewer files than this are asked for one by one; more are looked up in a listing of their prefix, unless
 # so much else lies there that the listing would be longer than the questions.
 FEW = 8
@@ -59,13 +59,13 @@ def hold_versions(
     bucket, _ = s3_place(uri)
     client = s3_client.source_client()
     locks = Locks(client, bucket, f"s3://{bucket}")
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         try:
             found = _look(client, bucket, uri, files, pool)
 
-            def before() -> dict[str, Any]:
+            def before(holds: LegalHolds) -> dict[str, Any]:
                 paths = [str(entry["path"]) for entry in files]
-                return known or keep(held_before.look(locks, uri, paths, found, pool))
+                return known or keep(held_before.look(holds, uri, paths, found, pool))
 
             by = _hold(locks, found, pool, before)
             digests = dict(pool.map(_small_digest, _without_digest(found, files)))
@@ -87,11 +87,16 @@ def hold_versions(
 
 
 def _hold(
-    locks: Locks, found: list[S3Source], pool: ThreadPoolExecutor, before: Callable[[], dict[str, Any]]
+    locks: Locks,
+    found: list[S3Source],
+    pool: ThreadPoolExecutor,
+    before: Callable[[LegalHolds], dict[str, Any]],
 ) -> dict[str, Any]:
+    holds = LegalHolds(locks)
+
     def one(source: S3Source) -> None:
         try:
-            locks.hold(source.key, source.version_id)
+            holds.hold(source.key, source.version_id)
         except ClientError as error:
             if error_code(error) in _MAY_NOT:
                 raise _NoHolds(f"no legal hold could be put on it ({error_code(error)})") from error
@@ -102,7 +107,7 @@ def _hold(
             raise _NoHolds("the bucket it lies in has no Object Lock")
         if not all(source.version_id for source in found):
             raise _NoHolds("some of its objects have no version")
-        noted = before()
+        noted = before(holds)
         list(pool.map(one, found))
         by = _read_back(locks, found, pool)
         return by | {"says": by["says"] + held_before.says(noted), "held_before": noted}

@@ -13,7 +13,7 @@ from andon.policy import CostRules
 from evidence.models import Dossier, Hold, Item, Leftover, StoredObject, StoreProbe
 from evidence.proof import fixity, lost_locks
 from evidence.queries import visible_dossiers
-from evidence.stores.probe import OLD_AFTER, PROBE
+from evidence.stores.probed import OLD_AFTER, PROBE
 from evidence.vault import vault
 from runs import formatting
 from runs.models import Person, PolicyVersion, Run, Work

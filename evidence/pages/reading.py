@@ -14,7 +14,7 @@ from evidence.pages.listing import names
 from evidence.pages.overview import Cost, cost_of, prices
 from evidence.queries import visible_dossiers
 from evidence.retention import dates
-from evidence.stores.probe import newest_result
+from evidence.stores.probed import newest_result
 from evidence.vault import vault
 from runs import formatting
 from runs.models import Person, Work

@@ -6,21 +6,20 @@ What it saw is a `StoreProbe` row; the pages and the uploads go by the newest on
 
 import base64
 import hashlib
-import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from botocore.exceptions import BotoCoreError, ClientError
-from django.db import Error as DatabaseError
 from django.utils import timezone
 
 from evidence.alarms import alarm
 from evidence.models import StoreProbe
+from evidence.stores.probed import NEVER_ENABLED, PROBE, forget
 from evidence.stores.s3_lock import error_code
 from evidence.vault import Vault, VaultError, vault
-from runs.work import Lease, Payload, Retry, enqueue, handler
+from runs.work import Lease, Payload, Retry, handler
 
 if TYPE_CHECKING:
     from evidence.stores.directory import DirectoryVault
@@ -31,8 +30,6 @@ PREFIX = "probe/"
 LOCKS_HOLD = "locks hold"
 # Long enough that no clock difference ends it while we try to break it, short enough to clean up after.
 RETENTION = timedelta(seconds=90)
-_REMEMBER_S = 30.0
-_newest: dict[str, tuple[float, dict[str, Any]]] = {}
 
 
 def probe_and_record(store: Vault | None = None) -> StoreProbe:
@@ -46,21 +43,11 @@ def probe_and_record(store: Vault | None = None) -> StoreProbe:
     result = asked.probe()
     before = StoreProbe.objects.filter(store=asked.name[:300]).order_by("-probed_at").first()
     row = StoreProbe.objects.create(store=asked.name[:300], probed_at=timezone.now(), result=result)
-    _newest.pop(asked.name, None)
+    forget(asked.name)
     if before is not None and before.result.get("says") == LOCKS_HOLD != result["says"]:
         says = f"{asked.name}: {result['says']}. On {before.probed_at:%d %b %Y %H:%M} UTC its locks held"
         alarm(None, "store does not lock", says)
     return row
-
-
-PROBE = "evidence.probe"
-OLD_AFTER = timedelta(days=1)
-
-
-def ask_if_old(store: str) -> None:
-    """Have the vault probed when nobody did within a day, after the caller's transaction."""
-    if not StoreProbe.objects.filter(store=store[:300], probed_at__gt=timezone.now() - OLD_AFTER).exists():
-        enqueue(kind=PROBE, key="vault")
 
 
 @handler(PROBE)
@@ -70,23 +57,6 @@ def probe_work(payload: Payload, lease: Lease) -> None:
         probe_and_record()
     except VaultError as error:
         raise Retry(None, error.says) from error
-
-
-NEVER_ENABLED = "never enabled"  # what a bucket's "versioning" says where there never were versions
-
-
-def newest_result(store: str) -> dict[str, Any]:
-    """Return the newest probe's result of a store by name, {} when it was never probed."""
-    asked_at, known = _newest.get(store, (0.0, {}))
-    if asked_at and time.monotonic() - asked_at < _REMEMBER_S:
-        return known
-    try:
-        row = StoreProbe.objects.filter(store=store[:300]).order_by("-probed_at").first()
-    except DatabaseError:
-        return {}
-    found: dict[str, Any] = row.result if row is not None else {}
-    _newest[store] = (time.monotonic(), found)
-    return found
 
 
 class _Tries:

@@ -11,6 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from evidence.hashing import PartHasher, chunks, part_bytes_for
 from evidence.sources import Source
 from evidence.stores import s3_client
+from evidence.stores.probed import NEVER_ENABLED, newest_result
 from evidence.stores.s3_copy import Copies
 from evidence.stores.s3_lock import Locks
 from evidence.stores.s3_parts import Job, Made, abort, unfinished, version_of
@@ -47,8 +48,6 @@ class S3Vault:
         return bool(self._probed().get("enforces", {}).get(check))
 
     def _probed(self) -> dict[str, Any]:
-        from evidence.stores.probe import newest_result  # the probe uses a vault
-
         return newest_result(self.name)
 
     def store(
@@ -169,8 +168,6 @@ class S3Vault:
 
         Asking costs a listing, several times what storing a small object does; not where there are none.
         """
-        from evidence.stores.probe import NEVER_ENABLED
-
         if self._probed().get("bucket", {}).get("versioning") == NEVER_ENABLED:
             return ""
         rows = [row for row in self._versions(job.key) if row["Size"] == job.source.bytes_total]

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import boto3
 from botocore.config import Config
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 from django.conf import settings
 
@@ -122,7 +123,17 @@ def source_client() -> "S3Client":
 
     A trainer's bucket at another endpoint is reached by `AWS_ENDPOINT_URL_S3`, which boto3 reads.
     """
+    return client(_source_place())
+
+
+def source_credentials() -> Credentials | None:
+    """Return what the client for sources signs with; None where boto3's chain has nothing."""
+    place = _source_place()
+    if place.access_key and place.secret_key:
+        return Credentials(place.access_key, place.secret_key)
+    return boto3.Session().get_credentials()
+
+
+def _source_place() -> Place:
     url = settings.VAULT_URL
-    if url.startswith("s3"):
-        return client(parse(url))
-    return client(Place(bucket="", endpoint=None, region="us-east-1"))
+    return parse(url) if url.startswith("s3") else Place(bucket="", endpoint=None, region="us-east-1")

@@ -32,7 +32,7 @@ STAGES = {
         "planned",
     ),
     "some versions held and others not": Stage(
-        lambda shop, _: shop.at_request(How.STALL, f"/{shop.trainer}/", "legal-hold", skip=2, times=ALL),
+        lambda shop, _: shop.at_request(How.STALL, f"PUT /{shop.trainer}/", "legal-hold", skip=2, times=ALL),
         "planned",
     ),
     "held in the store, not yet in a row": Stage(

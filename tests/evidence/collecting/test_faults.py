@@ -21,6 +21,7 @@ from evidence.custody import verify_custody
 from evidence.gates import may_delete, resume_gate
 from evidence.models import Dossier, Item, StoredObject
 from evidence.queries import last_good
+from evidence.stores import s3_client
 from evidence.vault import vault
 from runs.models import Checkpoint, Work
 from runs.work import run_due, run_one
@@ -286,12 +287,17 @@ def test_a_shard_changed_in_place_after_the_hold_is_found_and_gives_way(
 
 
 def test_a_source_that_does_not_answer_is_retried_and_said(
-    sources: Path, vault_dir: Path, settings: LazySettings, alarms: list[tuple[str, str]]
+    sources: Path,
+    vault_dir: Path,
+    settings: LazySettings,
+    alarms: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(s3_client, "ATTEMPTS", 1)  # boto3 waits between its own
     run = world.make_run()
     # An S3 source whose endpoint nobody listens on.
     world.commit(run, 900, "s3://ckpt/step-900", [{"path": "a", "bytes": 1, "sha256": "0" * 64}])
-    settings.VAULT_URL = "s3+http://k:s@127.0.0.1:9/vault"
+    settings.VAULT_URL = "s3+http://k:s@127.0.0.1:9/asked-once"
     dossier = world.open_dossier(run, rules=rules())
     run_due()
     item = dossier.items.get()

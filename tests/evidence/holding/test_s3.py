@@ -3,26 +3,31 @@
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError, EndpointConnectionError
+from botocore.exceptions import ClientError
+from django.conf import LazySettings
 
 from andon.policy import EvidenceRule, Policy
 from evidence.custody import verify_custody
-from evidence.holding.held_before import ASKED_FIRST
+from evidence.holding.held_before import foreign
 from evidence.holding.s3 import FEW, hold_versions
 from evidence.models import Dossier, Item
 from evidence.retention.dates import close_dossier
 from evidence.retention.release import approve_release, request_release
 from evidence.sources import SourceError
 from evidence.stores import s3_client
+from evidence.stores.s3_legal_hold import LegalHolds
 from evidence.stores.s3_lock import Locks
 from runs.models import Person, Work
 from runs.work import run_due, run_one
 from tests.evidence import world
-from tests.evidence.conftest import Clock
+from tests.evidence.conftest import Clock, s3_url
 from tests.evidence.s3calls import before, calls_of
+from tests.faults.store_proxy import How, StoreProxy
 from tests.servers import S3
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -189,6 +194,15 @@ def test_last_good_is_held_before_the_ladder(s3_endpoint: S3, bucket: str) -> No
 # --- holds that somebody else had put on before
 
 
+@pytest.fixture
+def proxy(s3_endpoint: S3, bucket: str, vault_s3: str, settings: LazySettings) -> Iterator[StoreProxy]:
+    """A store that fails when told to, between this server and the real one."""
+    made = StoreProxy(int(s3_endpoint.url.rpartition(":")[2]))
+    settings.VAULT_URL = s3_url(replace(s3_endpoint, url=made.url), vault_s3)
+    yield made
+    made.close()
+
+
 def put_holds(store: S3, bucket: str, *paths: str) -> None:
     for path in paths:
         store.client().put_object_legal_hold(
@@ -202,7 +216,7 @@ def held_paths(store: S3, bucket: str, item: Item) -> set[str]:
 
 
 def test_a_hold_that_was_there_before_ours_stays_when_the_last_dossier_lets_go(
-    s3_endpoint: S3, bucket: str, clock: Clock, alice: Person, bob: Person
+    s3_endpoint: S3, bucket: str, proxy: StoreProxy, clock: Clock, alice: Person, bob: Person
 ) -> None:
     files = save(s3_endpoint, bucket, count=FEW)
     put_holds(s3_endpoint, bucket, "shard-03")
@@ -232,16 +246,10 @@ def test_a_hold_that_was_there_before_ours_stays_when_the_last_dossier_lets_go(
         return told
 
     # The first try is cut while it puts its holds on: what the next one sees is partly its own.
-    sent: list[str] = []
-
-    def cut(name: str, url: str) -> None:
-        sent.append(url)
-        if len(sent) > 5:
-            raise EndpointConnectionError(endpoint_url=url)
-
     one = world.open_dossier(run, rules=rules)
-    with before(cut, "PutObjectLegalHold"):
-        run_due()
+    proxy.fail(How.RESET, f"PUT /{bucket}/", "legal-hold", skip=5, times=1_000)
+    run_due()
+    proxy.heal()
     assert one.items.get().state == "planned"
     item = sealed(one, "shard-03")
     two = world.open_dossier(run, rules=rules)
@@ -265,24 +273,69 @@ def test_a_hold_that_was_there_before_ours_stays_when_the_last_dossier_lets_go(
     assert held_paths(s3_endpoint, bucket, item) == {"shard-03", "shard-05"}
 
 
-def test_of_a_large_checkpoint_some_are_asked_about_and_all_once_one_has_a_hold(
+def test_a_lone_hold_among_many_is_found_before_ours(s3_endpoint: S3, bucket: str) -> None:
+    files = save(s3_endpoint, bucket, count=40)
+    put_holds(s3_endpoint, bucket, "shard-07")
+    noted: dict[str, Any] = {}
+
+    def keep(seen: dict[str, Any]) -> dict[str, Any]:
+        assert not noted
+        noted.update(seen)
+        assert held_now() == {"shard-07"}, "it is written down before any hold of ours"
+        return seen
+
+    def held_now() -> set[str]:
+        rows = s3_endpoint.client().list_object_versions(Bucket=bucket, Prefix="step-900/shard")["Versions"]
+        table = [{"path": row["Key"].split("/")[1], "version_id": row["VersionId"]} for row in rows]
+        return {one["path"] for one in table if holds(s3_endpoint, bucket, "step-900", [one]) == {"ON"}}
+
+    table, by = hold_versions(f"s3://{bucket}/step-900", files, None, keep)
+    assert foreign(noted) == {("shard-07", table[7]["version_id"])}
+    assert by["held_before"] == noted
+    assert "; 1 of 40 had one before, which stays when ours goes" in by["says"]
+    assert holds(s3_endpoint, bucket, "step-900", table) == {"ON"}
+
+
+@pytest.mark.parametrize("key", ["plain", "a b+c/ü~(1)*'!.bin", "x?y=1&z#%2F//end"])
+def test_any_key_is_asked_and_held_without_the_clients_weight(s3_endpoint: S3, bucket: str, key: str) -> None:
+    client = s3_endpoint.client()
+    version = client.put_object(Bucket=bucket, Key=key, Body=b"x")["VersionId"]
+    holds = LegalHolds(Locks(s3_client.source_client(), bucket, "s3://t"))
+    with calls_of("GetObjectLegalHold", "PutObjectLegalHold") as by_the_client:
+        assert holds.is_held(key, version) is False
+        holds.hold(key, version)
+        assert holds.is_held(key, version) is True
+        client.put_object_legal_hold(Bucket=bucket, Key=key, VersionId=version, LegalHold={"Status": "OFF"})
+        assert holds.is_held(key, version) is False
+    assert by_the_client == []
+
+
+@pytest.mark.parametrize("how", [How.BUSY, How.RESET, How.NO_ANSWER, How.FLIP])
+def test_what_is_no_plain_answer_is_asked_again_by_the_client(
+    s3_endpoint: S3, bucket: str, proxy: StoreProxy, how: How
+) -> None:
+    client = s3_endpoint.client()
+    version = client.put_object(Bucket=bucket, Key="x", Body=b"x")["VersionId"]
+    holds = LegalHolds(Locks(s3_client.source_client(), bucket, "s3://t"))
+    proxy.fail(how, "PUT", "legal-hold").go.set()
+    holds.hold("x", version)
+    if how != How.FLIP:  # a question has no body
+        proxy.fail(how, "GET", "legal-hold").go.set()
+    assert holds.is_held("x", version) is True
+    assert client.get_object_legal_hold(Bucket=bucket, Key="x", VersionId=version)["LegalHold"] == {
+        "Status": "ON"
+    }
+
+
+def test_a_version_that_is_gone_or_may_not_be_seen_is_neither_held_nor_free(
     s3_endpoint: S3, bucket: str
 ) -> None:
-    count = 2 * ASKED_FIRST
-    files = save(s3_endpoint, bucket, count=count)
-    uri = f"s3://{bucket}/step-900"
-    for paths, asked in (((), ASKED_FIRST), (("shard-07", "shard-10"), count)):
-        put_holds(s3_endpoint, bucket, *paths)
-        with calls_of("GetObjectLegalHold") as sent:
-            noted: dict[str, Any] = {}
-
-            def keep(seen: dict[str, Any], noted: dict[str, Any] = noted) -> dict[str, Any]:
-                assert not noted
-                noted |= seen
-                raise EndpointConnectionError(endpoint_url="stop before any hold")
-
-            with pytest.raises(SourceError):
-                hold_versions(uri, files, None, keep)
-        assert (noted["asked"], noted["of"]) == (asked, count)
-        assert [path for path, _ in noted["held"]] == list(paths)
-        assert len(sent) == (asked if not paths else asked + ASKED_FIRST)
+    holds = LegalHolds(Locks(s3_client.source_client(), bucket, "s3://t"))
+    with pytest.raises(ClientError, match="NoSuch"):
+        holds.is_held("never", "there")
+    with pytest.raises(ClientError, match="NoSuch"):
+        holds.hold("never", "there")
+    other = s3_endpoint.new_bucket(locked=False)
+    made = s3_endpoint.client().put_object(Bucket=other, Key="x", Body=b"x")
+    bare = LegalHolds(Locks(s3_client.source_client(), other, "s3://t"))
+    assert bare.is_held("x", made.get("VersionId", "null")) is False

@@ -24,7 +24,8 @@ from evidence.hashing import PART_BYTES, PartHasher, part_bytes_for
 from evidence.models import StoreProbe
 from evidence.stores import s3_client
 from evidence.stores.directory import DirectoryVault
-from evidence.stores.probe import newest_result, probe_and_record
+from evidence.stores.probe import probe_and_record
+from evidence.stores.probed import newest_result
 from evidence.stores.s3 import S3Vault
 from evidence.vault import BytesDiffer, VaultError, ready, vault
 from tests.evidence.conftest import s3_url
