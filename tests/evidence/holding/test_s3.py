@@ -286,8 +286,8 @@ def test_a_lone_hold_among_many_is_found_before_ours(s3_endpoint: S3, bucket: st
 
     def held_now() -> set[str]:
         rows = s3_endpoint.client().list_object_versions(Bucket=bucket, Prefix="step-900/shard")["Versions"]
-        table = [{"path": row["Key"].split("/")[1], "version_id": row["VersionId"]} for row in rows]
-        return {one["path"] for one in table if holds(s3_endpoint, bucket, "step-900", [one]) == {"ON"}}
+        locks = Locks(s3_endpoint.client(), bucket, "s3://t")
+        return {row["Key"].split("/")[1] for row in rows if locks.is_held(row["Key"], row["VersionId"])}
 
     table, by = hold_versions(f"s3://{bucket}/step-900", files, None, keep)
     assert foreign(noted) == {("shard-07", table[7]["version_id"])}

@@ -176,7 +176,7 @@ def test_nothing_shortens_releases_or_deletes_before_its_time(
         Vault,
         settings=settings(
             max_examples=12,
-            stateful_step_count=30,
+            stateful_step_count=20,
             deadline=None,
             derandomize=True,
             suppress_health_check=list(HealthCheck),

@@ -1,4 +1,4 @@
-"""The whole of it, with every process that production has: a fleet's checkpoint on a disk of its own."""
+"""With every process that production has: a checkpoint on a node's disk, which the server may not read."""
 
 import hashlib
 import os
@@ -12,19 +12,10 @@ import pytest
 
 from tests.agents.beside import ROOT
 from tests.config.up import wait_until
-from tests.faults import house as houses
 from tests.faults.house import House, Poster
 
-FILES = 16_384
+FILES = 4_096  # told in three posts; 16,384 are held in the benchmark
 PATIENCE_S = 120.0
-
-
-@pytest.fixture
-def house(tmp_path: Path) -> Iterator[House]:
-    """A server of its own, with a directory vault and no root that it may read itself."""
-    built = houses.start(tmp_path / "var")
-    yield built
-    built.up.kill_whatever_is_left()
 
 
 @pytest.fixture
@@ -55,7 +46,7 @@ def start(house: House, tmp_path: Path) -> Iterator[Callable[[Poster], "subproce
         process.wait()
 
 
-def test_a_checkpoint_of_16384_files_outlives_its_rotation(
+def test_a_checkpoint_of_thousands_of_files_outlives_its_rotation(
     house: House, start: Callable[[Poster], "subprocess.Popen[bytes]"], tmp_path: Path
 ) -> None:
     poster = house.new_run()
