@@ -113,6 +113,8 @@ def _hold(
         return by | {"says": by["says"] + held_before.says(noted), "held_before": noted}
     except _NoHolds as why:
         return {"how": "none", "says": f"not safe until copied: {why}"}
+    finally:
+        holds.close()
 
 
 def _read_back(locks: Locks, found: list[S3Source], pool: ThreadPoolExecutor) -> dict[str, Any]:
