@@ -71,14 +71,14 @@ def spark(points: list[Point], *, log: bool = False) -> Spark | None:
     first, last = points[0]["step"], points[-1]["step"]
     low, high = min(y for _, y in usable), max(y for _, y in usable)
     wide, tall = max(1, last - first), (high - low) or 1.0
-    # Two steps to a pixel: of each pixel its least and its greatest value, so that a spike stays.
+    # Four steps to two pixels: of them the least and the greatest value, so that a spike stays.
     pixels: dict[int, list[float]] = defaultdict(list)
     for x, y in usable:
-        pixels[round((x - first) / wide * WIDTH)].append(y)
+        pixels[2 * round((x - first) / wide * WIDTH / 2)].append(y)
     text = " ".join(
         f"{x},{2 + (1 - (y - low) / tall) * (HEIGHT - 4):.1f}"
         for x, ys in pixels.items()
-        for y in ((ys[0], min(ys), max(ys), ys[-1]) if len(ys) > 2 else ys)
+        for y in ((min(ys), max(ys)) if len(ys) > 2 else ys)
     )
     bad = next((point["step"] for point in points if point["value"] is None and point["flag"]), None)
     return Spark(text, None if bad is None else round(min((bad - first) / wide * WIDTH, WIDTH - 9), 1))
