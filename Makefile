@@ -5,7 +5,7 @@ PY := .venv/bin/python
 # Only what was asked for: `make demo CHECK=1` is an argument of make, not a variable to leak elsewhere.
 unexport MAKEFLAGS
 
-.PHONY: help setup demo test bench screens lint format lock migrations settings clean
+.PHONY: help setup demo test bench screens lint format lock audit migrations settings clean
 
 help: ## list these
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -34,6 +34,9 @@ format: setup ## bring the sources into shape
 
 lock: setup ## compile requirements*.in into requirements*.txt with hashes
 	@scripts/lock.sh
+
+audit: setup ## ask an advisory service about every locked package (needs the network)
+	@scripts/audit.sh $(ARGS)
 
 migrations: setup ## write the initial migrations anew from the models (nothing is released yet)
 	@$(PY) scripts/squash_migrations.py
