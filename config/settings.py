@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 import andon
 from andon import links
 from config import env
+from config import sign_in as people
 from config.embedded import files, servers
 
 BASE_DIR = Path(__file__).resolve().parent.parent
@@ -43,6 +44,7 @@ _public = urlsplit(PUBLIC_URL)
 if _public.scheme not in {"http", "https"} or not _public.hostname or _public.path:
     raise ImproperlyConfigured(f"ANDON_PUBLIC_URL={PUBLIC_URL!r}: expected http(s)://HOST[:PORT] and no path")
 IS_HTTPS = _public.scheme == "https"
+PUBLIC_HOST: str = _public.hostname
 _is_local = _public.hostname in {"localhost", "127.0.0.1", "::1"}
 ALLOWED_HOSTS = env.words(
     "ANDON_ALLOWED_HOSTS",
@@ -53,7 +55,7 @@ ALLOWED_HOSTS = env.words(
 BEHIND_PROXY = env.boolean(
     "ANDON_BEHIND_PROXY",
     False,
-    about="believe X-Forwarded-Proto; only behind a proxy that always sets it",
+    about="believe X-Forwarded-Proto, and the last of X-Forwarded-For; only behind a proxy that sets both",
 )
 
 # --- secrets
@@ -268,6 +270,11 @@ INSTALLED_APPS = [
     "django.contrib.postgres",
     "django_htmx",
     "ninja",
+    "allauth",
+    "allauth.account",
+    "allauth.mfa",
+    "allauth.socialaccount",
+    "allauth.socialaccount.providers.openid_connect",
     "runs",
     "evidence",
     "incidents",
@@ -286,6 +293,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "allauth.account.middleware.AccountMiddleware",
 ]
 ROOT_URLCONF = "config.urls"
 WSGI_APPLICATION = "config.wsgi.application"
@@ -315,6 +323,12 @@ USE_I18N = False
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LOGIN_URL = "/sign-in"
 LOGIN_REDIRECT_URL = "/runs"
+SIGN_UP, SSO_PROVIDER = people.SIGN_UP, people.PROVIDER
+PROOF_LASTS, INVITATION_LASTS = people.PROOF_LASTS, people.INVITATION_LASTS
+globals().update(people.ALLAUTH)
+# A passkey belongs to this host; plain http is a secure place for a browser on localhost alone.
+MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not IS_HTTPS
+ALLAUTH_TRUSTED_PROXY_COUNT = int(BEHIND_PROXY)
 CSRF_FAILURE_VIEW = "runs.errors.csrf_failure"
 # The receiver refuses by its own caps (32 MiB), with a problem body; Django's limit lies just above.
 DATA_UPLOAD_MAX_MEMORY_SIZE = 34 << 20
@@ -361,6 +375,9 @@ CONTENT_SECURITY_POLICY = {
         "base-uri": ["'none'"],
     }
 }
+
+# Counters of sign-in and codes, shared by the web processes; config.cache says what happens without it.
+CACHES = {"default": {"BACKEND": "config.cache.Cache", "LOCATION": BROKER_URL, "KEY_PREFIX": "andon"}}
 
 # --- Celery: a doorbell. The row in PostgreSQL is the work, so nothing here may wait or retry.
 

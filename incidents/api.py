@@ -13,8 +13,9 @@ from incidents.models import Incident
 from incidents.page import IncidentLine
 from incidents.refused import Refused
 from runs.access import PersonalToken, signed_run
-from runs.models import Person
+from runs.models import Person, Scope
 from runs.problems import Problem
+from runs.proof import NotAgain, prove_by_words
 
 router = Router(tags=["incidents"])
 PAGE = 50
@@ -29,10 +30,11 @@ class Ask(Schema):
 
 
 class Approve(Schema):
-    """Approve what was read. The password says that it is this person now: a token alone may leak."""
+    """Approve what was read. Password or code say that it is this person now: a token alone may leak."""
 
     digest: str
-    password: str
+    password: str = ""
+    code: str = ""
 
 
 @router.post("/runs/{run}/resume")
@@ -119,7 +121,7 @@ def one_incident(request: HttpRequest, incident_id: int) -> dict[str, Any]:
     }
 
 
-@router.post("/incidents/{incident_id}/request", auth=PersonalToken())
+@router.post("/incidents/{incident_id}/request", auth=PersonalToken(Scope.RESPOND))
 def ask_to_resume(request: HttpRequest, incident_id: int, ask: Ask) -> dict[str, Any]:
     """Request a resume: the same function as the button's."""
     person = _person(request)
@@ -132,15 +134,16 @@ def ask_to_resume(request: HttpRequest, incident_id: int, ask: Ask) -> dict[str,
     return {"request": str(made.pk), "digest": made.digest, "expires_at": permits.rfc3339(made.expires_at)}
 
 
-@router.post("/incidents/{incident_id}/approve", auth=PersonalToken())
+@router.post("/incidents/{incident_id}/approve", auth=PersonalToken(Scope.APPROVE))
 def approve(request: HttpRequest, incident_id: int, given: Approve) -> dict[str, Any]:
     """Approve the live request: the same function as the button's."""
     person = _person(request)
     incident = _incident(person, incident_id)
-    if not person.check_password(given.password):
-        raise Problem(403, "password", "The password is not right: nothing was approved.", field="password")
     try:
+        prove_by_words(request, person, password=given.password, code=given.code)
         made = approval.approve(incident=incident, person=person, digest=given.digest)
+    except NotAgain as refused:
+        raise Problem(refused.status, "password", refused.says, field="password") from refused
     except Refused as refused:
         raise _problem(refused) from refused
     incident.refresh_from_db()

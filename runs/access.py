@@ -1,6 +1,7 @@
 """Who may do what: people by membership, machines by signature."""
 
 import hashlib
+import zlib
 from datetime import timedelta
 
 from django.db.models import Q, QuerySet
@@ -8,12 +9,19 @@ from django.http import HttpRequest
 from django.utils import timezone
 from ninja.security import HttpBearer
 
+from runs.accounts.address import client_address
 from runs.identity import verified_run
-from runs.models import Membership, Person, Project, Run, Token
+from runs.limits import buckets
+from runs.models import Membership, Person, Project, Run, Scope, Token
+from runs.problems import Problem
 from runs.reading import kept
 
 # A read API polled every second must not write a row every second.
 TOKEN_USE_NOTED_EVERY = timedelta(minutes=1)
+# One limiter serves all: runs count upwards from 1, hook tokens downwards, personal tokens from here.
+TOKENS_FROM = -(1 << 48)
+CALLS_PER_S, CALLS_BURST = 50.0, 500  # a dashboard that asks every second asks for a few things
+WRONG_PER_S, WRONG_BURST = 1.0, 60
 
 
 def project_member(person: Person, project: Project, *roles: str) -> bool:
@@ -60,24 +68,59 @@ def token_sha256(token: str) -> str:
 
 
 class PersonalToken(HttpBearer):
-    """Ninja authentication by a personal API token; `request.auth` and `request.user` are the person."""
+    """Ninja authentication by a personal API token; `request.auth` and `request.user` are the person.
+
+    Args:
+        scope: what the token must allow. Left out, reading wants `read` and anything else `respond`.
+    """
+
+    def __init__(self, scope: Scope | None = None) -> None:
+        super().__init__()
+        self.scope = scope
 
     def authenticate(self, request: HttpRequest, token: str) -> Person | None:
-        """Return the person of a live token, None otherwise (the answer is 401)."""
+        """Return the person of a live token, None otherwise (the answer is 401).
+
+        Raises:
+            Problem: 403 the token may not do this, 429 too many calls, or too many wrong tokens.
+        """
         now = timezone.now()
         found = (
             Token.objects.select_related("person")
             .filter(Q(expires_at__isnull=True) | Q(expires_at__gt=now), sha256=token_sha256(token))
-            .filter(person__is_active=True)
+            .filter(person__is_active=True, revoked_at=None)
             .first()
         )
         if found is None:
+            # Counted only after the look: behind one address a wrong token keeps no right one out.
+            _brake(wrong_tokens(client_address(request)), WRONG_PER_S, WRONG_BURST, "wrong tokens")
             return None
+        _brake(TOKENS_FROM - found.pk, CALLS_PER_S, CALLS_BURST, "calls with this token")
+        wanted = self.scope or (Scope.READ if request.method in {"GET", "HEAD"} else Scope.RESPOND)
+        if wanted not in found.scopes:
+            raise Problem(
+                403, "scope", f"This token may not {wanted}: make one that may.", field="authorization"
+            )
         stale = Q(last_used_at__isnull=True) | Q(last_used_at__lt=now - TOKEN_USE_NOTED_EVERY)
         if found.last_used_at is None or found.last_used_at < now - TOKEN_USE_NOTED_EVERY:
             Token.objects.filter(stale, pk=found.pk).update(last_used_at=now)
         request.user = found.person
         return found.person
+
+
+def wrong_tokens(address: str | None) -> int:
+    """Return the bucket of an address, far below those of tokens; few, so that nobody fills our memory."""
+    return -(1 << 62) + zlib.crc32((address or "").encode()) % 4096
+
+
+def _brake(bucket: int, per_s: float, burst: int, what: str) -> None:
+    if wait_s := buckets().take(bucket, large=False, per_s=per_s, burst=burst):
+        raise Problem(
+            429,
+            "too-many-calls",
+            f"Too many {what}: wait {wait_s} s.",
+            headers={"Retry-After": str(wait_s)},
+        )
 
 
 def signed_run(request: HttpRequest, slug: str, body: bytes | None) -> Run:

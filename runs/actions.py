@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from andon.signing import new_secret
@@ -13,7 +14,18 @@ from runs.access import token_sha256
 from runs.directives import set_directive
 from runs.identity import forget
 from runs.locks import lock_run
-from runs.models import Directive, Membership, Person, Project, Role, Run, RunProgress, RunSecret, Token
+from runs.models import (
+    Directive,
+    Membership,
+    Person,
+    Project,
+    Role,
+    Run,
+    RunProgress,
+    RunSecret,
+    Scope,
+    Token,
+)
 
 SLUG = re.compile(r"^[A-Za-z0-9](?:[A-Za-z0-9_-]{0,98}[A-Za-z0-9])?$")
 ROTATION = timedelta(days=1)  # how long the older secrets stay valid beside a new one
@@ -59,15 +71,23 @@ def create_run(*, name: str, project: str = "default", rotate: bool = False) -> 
             if s.expires_at is None or s.expires_at > now
         ]
         if rotate or not valid:
-            for old in valid:
-                if old.expires_at is None:
-                    old.expires_at = now + ROTATION
-                    old.save(update_fields=["expires_at"])
-            secret = RunSecret.objects.create(run=run, secret=new_secret()).secret
+            secret = rotate_secret(run, overlap=ROTATION).secret
         else:
             secret = next((s.secret for s in valid if s.expires_at is None), valid[0].secret)
         transaction.on_commit(forget, robust=True)
     return MadeRun(run, secret)
+
+
+def rotate_secret(run: Run, *, overlap: timedelta) -> RunSecret:
+    """Add a webhook secret; those in force sign beside it until `overlap` has passed."""
+    with transaction.atomic():
+        until = timezone.now() + overlap
+        lock_run(run.pk)
+        in_force = run.secrets.filter(Q(expires_at=None) | Q(expires_at__gt=until))
+        in_force.update(expires_at=until)
+        made = RunSecret.objects.create(run=run, secret=new_secret())
+        transaction.on_commit(forget, robust=True)
+    return made
 
 
 def create_person(*, username: str, roles: list[str], project: str = "default") -> Person:
@@ -95,8 +115,17 @@ def create_person(*, username: str, roles: list[str], project: str = "default") 
     return person
 
 
-def create_token(*, person: Person, name: str = "command line", expires_in: timedelta | None = None) -> str:
+def create_token(
+    *,
+    person: Person,
+    name: str = "command line",
+    expires_in: timedelta | None = None,
+    scopes: list[str] | None = None,
+) -> str:
     """Make a personal API token and return it; only its digest is kept.
+
+    Args:
+        scopes: what it may do, of `Scope`; None is all.
 
     Raises:
         ValueError: the person may not sign in.
@@ -108,6 +137,7 @@ def create_token(*, person: Person, name: str = "command line", expires_in: time
         person=person,
         name=name,
         sha256=token_sha256(token),
+        scopes=list(Scope.values) if scopes is None else scopes,
         expires_at=None if expires_in is None else timezone.now() + expires_in,
     )
     return token

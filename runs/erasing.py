@@ -3,9 +3,13 @@
 Custody, ledger, approvals and bags name people by `opaque_id`, so every chain still verifies afterwards.
 """
 
+from allauth.account.models import EmailAddress
+from allauth.mfa.models import Authenticator
+from allauth.socialaccount.models import SocialAccount
 from django.db import transaction
 
-from runs.models import Membership, Person, Token
+from runs.accounts import audit
+from runs.models import AccountEvent, Invitation, Membership, Person, Token
 
 
 def erase(person: Person) -> Person:
@@ -17,10 +21,14 @@ def erase(person: Person) -> Person:
         fresh = Person.objects.select_for_update(no_key=True).get(pk=person.pk)
         Token.objects.filter(person=fresh).delete()
         Membership.objects.filter(person=fresh).delete()
+        Invitation.objects.filter(person=fresh).delete()
+        for names_them in (Authenticator, SocialAccount, EmailAddress):
+            names_them.objects.filter(user=fresh).delete()
         fresh.username = f"erased-{fresh.opaque_id.hex[:12]}"
         fresh.first_name = fresh.last_name = fresh.email = ""
         fresh.is_active = fresh.is_staff = fresh.is_superuser = False
         fresh.last_login = None
         fresh.set_unusable_password()  # ends their sessions, too
         fresh.save()
+        audit.note(AccountEvent.Kind.ERASED, about=fresh)
     return fresh

@@ -18,6 +18,7 @@ APPEND_ONLY = (
     "runs_directiveack",
     "runs_policyversion",
     "runs_serverkey",
+    "runs_accountevent",
 )
 RECEIPT_DAYS = 30
 

@@ -1,10 +1,17 @@
-"""A brake on guessing passwords: failures per name and address, and per address."""
+"""A brake on guessing passwords: failures per name and address, and per address.
 
+Never per name alone: that would let anybody keep a person out of a held run. Passkeys pass by it, because
+there is nothing to guess.
+"""
+
+import ipaddress
 import math
 import time
 
 from django.core.cache import cache
 from django.http import HttpRequest
+
+from runs.accounts.address import client_address
 
 WINDOW_S = 60
 PER_NAME = 5  # a person mistypes twice; five in a minute is a machine or a forgotten password
@@ -12,12 +19,20 @@ PER_ADDRESS = 30  # an office behind one address
 
 
 def _keys(request: HttpRequest, name: str) -> list[tuple[str, int]]:
-    address = request.META.get("REMOTE_ADDR", "")
+    address = _place(request)
     # Names are compared in one case: the brake must not be passed by writing Alice for alice.
     return [
         (f"sign-in:{address}:{name.lower()[:150].encode().hex()}", PER_NAME),
         (f"sign-in:{address}", PER_ADDRESS),
     ]
+
+
+def _place(request: HttpRequest) -> str:
+    """Return the address, of IPv6 the network that one customer is given: a machine has 2^64 of them."""
+    address = client_address(request)
+    if address is None or ":" not in address:
+        return address or ""
+    return str(ipaddress.ip_network(f"{address}/64", strict=False))
 
 
 def wait_s(request: HttpRequest, name: str) -> int:

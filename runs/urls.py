@@ -1,13 +1,12 @@
 """Pages of runs."""
 
-from django.urls import path
+from django.urls import include, path
 
 from runs import run_views, views
 
 urlpatterns = [
     path("", views.root, name="root"),
-    path("sign-in", views.sign_in, name="sign_in"),
-    path("sign-out", views.sign_out, name="sign_out"),
+    path("", include("runs.accounts.urls")),
     path("theme", views.set_theme, name="theme"),
     path("runs", run_views.runs, name="runs"),
     path("fragments/runs", run_views.runs_table, name="runs_table"),

@@ -1,18 +1,13 @@
-"""The sign-in that stands before every page, and what every page of a run asks first."""
+"""What every page asks first, and a person's choice of theme."""
 
-from django.contrib.auth import authenticate, login, logout
 from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect, render
+from django.shortcuts import redirect
 from django.utils.http import url_has_allowed_host_and_scheme
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_http_methods, require_POST
+from django.views.decorators.http import require_POST
 
-from runs import throttle
 from runs.access import visible_runs
 from runs.models import Person, Run
-
-WRONG_PAIR = "That name and password do not fit."
 
 
 def person_of(request: HttpRequest) -> Person:
@@ -37,41 +32,6 @@ def theme_of(request: HttpRequest) -> str:
 def root(request: HttpRequest) -> HttpResponse:
     """Send people to the runs."""
     return redirect("runs")
-
-
-@never_cache
-@require_http_methods(["GET", "POST"])
-def sign_in(request: HttpRequest) -> HttpResponse:
-    """Sign in by name and password; `next` is kept when it is an address of this server."""
-    target = request.POST.get("next") or request.GET.get("next") or ""
-    if not url_has_allowed_host_and_scheme(
-        target, allowed_hosts={request.get_host()}, require_https=request.is_secure()
-    ):
-        target = "/runs"
-    if request.method == "GET":
-        if request.user.is_authenticated:
-            return redirect(target)
-        return render(request, "runs/sign_in.html", {"next": target})
-    name, password = request.POST.get("username", "")[:150], request.POST.get("password", "")
-    context = {"next": target, "name": name}
-    if wait := throttle.wait_s(request, name):
-        answer = render(request, "runs/sign_in.html", {**context, "wait_s": wait}, status=429)
-        answer["Retry-After"] = str(wait)
-        return answer
-    person = authenticate(request, username=name, password=password)
-    if person is None:
-        throttle.failed(request, name)
-        return render(request, "runs/sign_in.html", {**context, "says": WRONG_PAIR}, status=400)
-    throttle.forget(request, name)
-    login(request, person)
-    return redirect(target)
-
-
-@require_POST
-def sign_out(request: HttpRequest) -> HttpResponse:
-    """Sign out."""
-    logout(request)
-    return redirect("sign_in")
 
 
 @require_POST

@@ -25,3 +25,5 @@ STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {"BACKEND": "django.contrib.staticfiles.storage.StaticFilesStorage"},
 }
+# Workers of a parallel run share the server, and must not count each other's failures.
+CACHES["default"]["KEY_PREFIX"] = f"andon-test-{os.getpid()}"  # noqa: F405

@@ -64,15 +64,36 @@ class Membership(models.Model):
         return f"{self.person} in {self.project}"
 
 
+class Scope(models.TextChoices):
+    """What a personal token may do; never more than its person's roles."""
+
+    READ = "read"
+    RESPOND = "respond"
+    APPROVE = "approve"
+
+
+def _every_scope() -> list[str]:
+    return list(Scope.values)
+
+
 class Token(models.Model):
     """A personal API token; only its SHA-256 is kept."""
 
     person = models.ForeignKey(Person, models.CASCADE, related_name="tokens")
     name = models.CharField(max_length=100)
     sha256 = models.CharField(max_length=64, unique=True)
+    scopes = ArrayField(models.CharField(max_length=16, choices=Scope.choices), default=_every_scope)
     created_at = models.DateTimeField(auto_now_add=True)
     expires_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
     last_used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [
+            models.CheckConstraint(
+                condition=Q(scopes__contained_by=[scope.value for scope in Scope]), name="token_scopes_known"
+            )
+        ]
 
     def __str__(self) -> str:
         return f"{self.name} of {self.person}"

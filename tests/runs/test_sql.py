@@ -6,8 +6,9 @@ import pytest
 from django.db import DatabaseError, connection, transaction
 from django.utils import timezone
 
+from runs.accounts import audit
 from runs.checks import sql_objects_exist
-from runs.models import Directive, Event, Finding, Receipt, ServerKey
+from runs.models import AccountEvent, Directive, Event, Finding, Receipt, ServerKey
 from runs.sql import APPEND_ONLY, OBJECTS
 from runs.sweeps import forget_receipts, make_partitions
 from tests.runs.conftest import Trainer, rank_frame
@@ -37,6 +38,7 @@ class TestAppendOnly:
         seq = trainer.step(1, rank=0, loss="nan").json()["directive"]["seq"]
         trainer.events({"type": "directive.ack", "data": {"seq": seq, "state": "held", "ranks": [0]}})
         set_policy(run=trainer.run, document={}, person=None, why="test")
+        audit.note(AccountEvent.Kind.SIGN_OUT)
         ServerKey.objects.create(key_id="k", public_key=b"k" * 32, since=timezone.now())
         with connection.cursor() as cursor:
             cursor.execute("SET CONSTRAINTS ALL IMMEDIATE")

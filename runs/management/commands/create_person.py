@@ -8,7 +8,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.db import transaction
 
-from runs.models import Membership, Person, Project, Role
+from runs.accounts import audit, members
+from runs.models import AccountEvent, Membership, Person, Project, Role
 
 
 class Command(BaseCommand):
@@ -34,9 +35,14 @@ class Command(BaseCommand):
             if password:
                 person.set_password(password)
                 person.save(update_fields=["password"])
+                if not created:
+                    audit.note(AccountEvent.Kind.RESET, about=person, factors=False)
             membership, _ = Membership.objects.get_or_create(project=project, person=person)
-            membership.roles = sorted({*membership.roles, *options["role"]})
+            before = list(membership.roles)
+            membership.roles = sorted({*before, *options["role"]})
             membership.save(update_fields=["roles"])
+            if membership.roles != sorted(before):
+                members.note(project, None, person, before, membership.roles, None)
         self.stdout.write(
             json.dumps({"person": person.username, "password": password, "roles": membership.roles})
         )

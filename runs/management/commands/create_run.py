@@ -5,7 +5,9 @@ from argparse import ArgumentParser
 
 from django.core.management.base import BaseCommand, CommandError
 
+from runs.accounts import audit
 from runs.actions import create_run
+from runs.models import AccountEvent
 
 
 class Command(BaseCommand):
@@ -27,4 +29,6 @@ class Command(BaseCommand):
             )
         except ValueError as error:
             raise CommandError(str(error)) from error
+        if options["rotate"]:
+            audit.note(AccountEvent.Kind.SECRET_ROTATED, project=made.run.project, run=made.run.slug)
         self.stdout.write(json.dumps({"run": made.run.slug, "secret": made.secret}))

@@ -1,11 +1,13 @@
 """`manage.py create_token USER`: a personal API token on standard output."""
 
 from argparse import ArgumentParser
+from datetime import timedelta
 
 from django.core.management.base import BaseCommand, CommandError
 
+from runs.accounts import audit
 from runs.actions import create_person, create_token
-from runs.models import Person, Role
+from runs.models import AccountEvent, Person, Role, Scope
 
 
 class Command(BaseCommand):
@@ -21,6 +23,10 @@ class Command(BaseCommand):
             "--role", action="append", default=[], choices=Role.values, help="a role in `default`; repeatable"
         )
         parser.add_argument("--name", default="command line", help="what the token is for")
+        parser.add_argument("--days", type=int, default=0, help="valid for so many days; 0 = until revoked")
+        parser.add_argument(
+            "--scope", action="append", default=[], choices=Scope.values, help="what it may do; default: all"
+        )
 
     def handle(self, *args: object, **options: object) -> None:
         """Create and print."""
@@ -37,6 +43,15 @@ class Command(BaseCommand):
                 if found is None:
                     raise CommandError(f"there is no person {username!r}: add --create")
                 person = found
-            self.stdout.write(create_token(person=person, name=str(options["name"])))
+            scopes = list(options["scope"]) or list(Scope.values)  # type: ignore[call-overload]
+            days = int(str(options["days"]))
+            token = create_token(
+                person=person,
+                name=str(options["name"]),
+                expires_in=timedelta(days=days) if days > 0 else None,
+                scopes=scopes,
+            )
+            audit.note(AccountEvent.Kind.TOKEN_MADE, about=person, name=str(options["name"]), scopes=scopes)
+            self.stdout.write(token)
         except ValueError as error:
             raise CommandError(str(error)) from error

@@ -7,8 +7,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError
 
 from andon.readers.hooks import SOURCES
+from runs.accounts import audit
 from runs.hooks import create_token, revoke
-from runs.models import HookToken, Project
+from runs.models import AccountEvent, HookToken, Project
 
 
 class Command(BaseCommand):
@@ -43,6 +44,7 @@ class Command(BaseCommand):
             found = rows.filter(pk=options["revoke"]).first()
             if found is None or not revoke(found):
                 raise CommandError(f"{options['project']}: there is no live token {options['revoke']}")
+            audit.note(AccountEvent.Kind.HOOK_REVOKED, project=project, name=found.name)
             return
         if not options["name"]:
             raise CommandError("give the token a name: what it is for")
@@ -52,5 +54,11 @@ class Command(BaseCommand):
             source=str(options["source"]),
             name=str(options["name"]),
             expires_in=timedelta(days=days) if days > 0 else None,
+        )
+        audit.note(
+            AccountEvent.Kind.HOOK_MADE,
+            project=project,
+            name=str(options["name"]),
+            source=str(options["source"]),
         )
         self.stdout.write(token)
