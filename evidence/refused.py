@@ -8,3 +8,8 @@ class Refused(Exception):
         super().__init__(says)
         self.code = code
         self.says = says
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the answer."""
+        return 403 if self.code in {"not-allowed", "not-you"} else 409

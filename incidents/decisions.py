@@ -30,8 +30,8 @@ def act(
     except (Refused, evidence_actions.Refused) as refused:
         changes = getattr(refused, "changes", [])
         says = " ".join([refused.says, *changes])
-        status = getattr(refused, "status", 409)
-        return render_incident(request, page_or_404(request, incident_id), says=says, status=status)
+        again = page_or_404(request, incident_id)
+        return render_incident(request, again, says=says, status=refused.status)
     except NotAgain as refused:
         return render_incident(request, page, says=refused.says, status=refused.status)
     address = redirect("incident", incident_id)

@@ -33,9 +33,10 @@ def open_dossier(request: HttpRequest) -> HttpResponse:
     person = person_of(request)
     runs = visible_runs(person).filter(project__in=_projects(person, MAY_OPEN)).order_by("slug")
     slug = request.POST.get("run") or request.GET.get("run", "")
-    run = runs.filter(slug=slug).select_related("project").first() if slug else None
     if request.method != "POST":
+        run = runs.filter(slug=slug).select_related("project").first() if slug else None
         return _open_page(request, runs=list(runs), run=run)
+    run = visible_runs(person).filter(slug=slug).select_related("project").first()
     if run is None:
         # A run of a stranger's project is answered like one that does not exist.
         raise Http404
@@ -49,8 +50,7 @@ def open_dossier(request: HttpRequest) -> HttpResponse:
             margin_steps=_whole(request.POST.get("margin", ""), "margin") or 0,
         )
     except Refused as refused:
-        status = 403 if refused.code == "not-allowed" else 409
-        return _open_page(request, runs=list(runs), run=run, says=refused.says, status=status)
+        return _open_page(request, runs=list(runs), run=run, says=refused.says, status=refused.status)
     return redirect("dossier", made.pk)
 
 
@@ -118,7 +118,7 @@ def two_person_step(request: HttpRequest, dossier_id: int, name: str) -> HttpRes
         return _two_page(request, found, step, says=refused.says, status=refused.status)
     except Refused as refused:
         found = dossier_or_404(request, dossier_id)
-        return _two_page(request, found, step, says=refused.says, status=_status(refused))
+        return _two_page(request, found, step, says=refused.says, status=refused.status)
     return redirect(name, dossier_id)
 
 
@@ -133,7 +133,7 @@ def close(request: HttpRequest, dossier_id: int) -> HttpResponse:
     try:
         dates.close_dossier(dossier=found, person=person_of(request), why=request.POST.get("why", ""))
     except Refused as refused:
-        return _page(request, found, CLOSE, says=refused.says, status=_status(refused))
+        return _page(request, found, CLOSE, says=refused.says, status=refused.status)
     return redirect("dossier", dossier_id)
 
 
@@ -146,6 +146,10 @@ def extend(request: HttpRequest, dossier_id: int) -> HttpResponse:
     given = request.POST if request.method == "POST" else request.GET
     longer = None
     try:
+        if request.method == "POST" and not project_member(
+            person_of(request), found.run.project, *EXTEND.may
+        ):
+            raise Refused("not-allowed", EXTEND.who)
         if "until" in given:
             until = _end_of(given["until"])
             if reason := dates.why_not_until(found, until):
@@ -160,7 +164,7 @@ def extend(request: HttpRequest, dossier_id: int) -> HttpResponse:
         )
     except Refused as refused:
         return _page(
-            request, found, EXTEND, says=refused.says, status=_status(refused), longer=longer, dated=True
+            request, found, EXTEND, says=refused.says, status=refused.status, longer=longer, dated=True
         )
     return redirect("dossier", dossier_id)
 
@@ -175,10 +179,6 @@ def _end_of(text: str) -> datetime:
         return datetime.combine(date.fromisoformat(text), time(23, 59, 59), UTC)
     except ValueError as error:
         raise Refused("no-such-day", "The day must be a date like 2027-03-01.") from error
-
-
-def _status(refused: Refused) -> int:
-    return 403 if refused.code in {"not-allowed", "not-you"} else 409
 
 
 def _two_page(

@@ -66,6 +66,9 @@ def full(incident, alice, bob):
         "node": "node-01",
         "token": ack_links.token(incident.row, alice),
         "page_id": 1,  # only posted to
+        "project": "default",
+        "provider_id": "sso",  # none is configured
+        "passkey_id": 1,  # nobody's
     }
 
 

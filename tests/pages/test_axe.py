@@ -42,6 +42,14 @@ def page(browser: Browser) -> Page:
     return page
 
 
+@pytest.fixture
+def as_alice(alice: Person) -> Client:
+    """Signed in by her password: some pages want a proof that it is her, and a forced session has none."""
+    client = Client()
+    client.post("/sign-in", {"username": "alice", "password": "alice-password"})
+    return client
+
+
 def pages(client: Client, values: dict[str, Any]) -> list[str]:
     """Return the addresses that answer a person with a whole page; parts, data, files and posts are none."""
     return [
