@@ -138,6 +138,8 @@ def opened(browser: Any, address: str, drawn: str, data: str) -> dict[str, Any]:
         took_s = time.perf_counter() - begun
         page.wait_for_timeout(2_000)
         text = " ".join(answer.text() for answer in answers if answer.ok)
+        if TAG not in text:
+            return {"skipped": "what its page was given to draw was not seen"}
     except Exception as error:
         return {"skipped": f"its plot never came: {error}"[:200]}
     finally:
