@@ -158,7 +158,8 @@ def incident_figure(
     if extent.held_after is not None and extent.held_after < window.step_last:
         _held_mark(stack, window, extent.held_after, width)
     at_marks = marks.of_checkpoints(run, [attempt], window.step_first, window.step_last)
-    if step is not None:
+    # A bad checkpoint of that very step names it already: two words in one place cannot be read.
+    if step is not None and not any(at == step and strong for at, _, strong in at_marks):
         at_marks.append((step, formatting.count(step), True))
     stack.marks(stack.rows["marks"], at_marks, width)
 
