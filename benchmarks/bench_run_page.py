@@ -82,9 +82,8 @@ def post_newest(port: int, posts: Posts) -> None:
         data = {"loss": 2.0 + math.exp(-step / 2e5), "grad_norm": 0.37, "lr": 2.4e-4, "step_time_s": 2.3}
         events.append({"type": "step", "step": step, "attempt": 1, "data": data})
     for step in range(0, STEPS, STEPS // 200):
-        files = [{"path": "model", "bytes": 1_000}]
-        data = {"uri": f"s3://bench/step-{step}", "files": files}
-        events.append({"type": "checkpoint.committed", "step": step, "attempt": 1, "data": data})
+        kept = {"uri": f"s3://bench/step-{step}", "files": [{"path": "model", "bytes": 1_000}]}
+        events.append({"type": "checkpoint.committed", "step": step, "attempt": 1, "data": kept})
     post(port, [posts.signed("events", encode_events(part), "application/json") for part in _parts(events)])
 
 

@@ -41,8 +41,8 @@ def _context(request: HttpRequest) -> dict[str, object]:
     chosen, text = request.GET.get("show", ""), request.GET.get("q", "").strip()[:200]
     asked = request.GET.get("page", "")
     everything = node_lines.lines(person_of(request))
-    fits = FILTERS.get(chosen, lambda one: True)
-    shown = [one for one in everything if fits(one) and text.lower() in one.name.lower()]
+    fits = FILTERS.get(chosen)
+    shown = [one for one in everything if (fits is None or fits(one)) and text.lower() in one.name.lower()]
     pages = max(1, -(-len(shown) // PAGE_NODES))
     page = min(max(1, int(asked)), pages) if asked.isdecimal() and len(asked) < 6 else 1
     return {

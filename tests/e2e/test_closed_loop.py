@@ -1,6 +1,7 @@
 """What two people do about a run that went bad, in a real browser, on both vaults."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import boto3
@@ -103,7 +104,7 @@ def test_a_spike_without_a_nan_holds_only_when_the_rule_acts(demo: Demo, vault: 
     trainers = dict(zip(runs, demo.trainers, strict=True))
     checkers = {mode: Checker(demo.server, run, token, trainers[mode].answer) for mode, run in runs.items()}
     for mode, checker in checkers.items():
-        until("the spike is found", lambda checker=checker, mode=mode: checker.spike_is_found(mode), 120)
+        until("the spike is found", partial(checker.spike_is_found, mode), 120)
     until("the run is held", lambda: told_to_hold(checkers["act"]), 60)
     until("the run ends", lambda: trainers["observe"].ended_well() is not None, 120)
     assert trainers["observe"].ended_well()

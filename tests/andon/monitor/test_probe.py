@@ -25,7 +25,7 @@ ZEROED, LARGE = (
 )  # samples whose bytes read back as zeros, and of ordinary size but for half precision
 
 
-class Net(nn.Module):
+class Net(nn.Module):  # type: ignore[misc]
     """A masked mean: 0/0 where every key is masked; large values overflow in half precision."""
 
     def __init__(self) -> None:
