@@ -1,5 +1,6 @@
 #!/bin/sh
-# Create .venv and install what the lock file says. `setup.sh live` adds torch for `make demo LIVE=1`.
+# Create .venv and install what the lock file says. `setup.sh live` adds torch for `make demo LIVE=1`;
+# `setup.sh trainers` adds it with the frameworks whose loops the tests watch.
 # Safe to repeat and quick when nothing changed; needs Python 3.11 or newer and nothing else.
 set -eu
 cd "$(dirname "$0")/.."
@@ -20,12 +21,19 @@ find_python() {
     done
 }
 
-if [ "${1:-}" = live ]; then
-    .venv/bin/python -c 'import torch' 2>/dev/null && exit 0
-    printf 'make setup: installing torch for LIVE=1\n'
-    exec .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
-        "torch==2.13.0"
-fi
+# These are large, differ by machine and are in no lock: a module that shows they are there, and the packages.
+add() {
+    module=$1
+    shift
+    .venv/bin/python -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$module'))" && exit 0
+    printf 'make setup: installing %s\n' "$*"
+    exec .venv/bin/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore "$@"
+}
+torch="torch==2.13.0"
+case "${1:-}" in
+live) add torch "$torch" ;;
+trainers) add lightning "$torch" torchdata==0.11.0 transformers==5.24.0 accelerate==1.15.0 lightning==2.6.6 ;;
+esac
 
 wanted=$(cat requirements-dev.txt pyproject.toml scripts/setup.sh | cksum)
 if [ -x .venv/bin/python ] && [ "$(cat .venv/andon-setup 2>/dev/null)" = "$wanted $(pwd)" ]; then
