@@ -315,7 +315,8 @@ class Stack:
     def marks(self, row: Row, marks: Sequence[tuple[int, str, bool]], width_px: int) -> None:
         """Add the marks lane: (step, words, strong), merged with a count where they would touch.
 
-        A mark's words end at its step, and start after it near the left edge.
+        What is strong merges only with what is strong, and keeps its words. A mark's words end at its step,
+        and start after it near the left edge.
         """
         per_unit = width_px / (self.range[1] - self.range[0])
         placed: list[tuple[int, list[str], bool]] = []
@@ -324,8 +325,7 @@ class Stack:
                 continue
             if (
                 placed
-                and not strong
-                and not placed[-1][2]
+                and strong == placed[-1][2]
                 and (self.x(step) - self.x(placed[-1][0])) * per_unit < MERGE_PX
             ):
                 placed[-1][1].append(words)
@@ -334,7 +334,9 @@ class Stack:
         taken = -1.0
         for step, words_of, strong in placed:
             x_px = (self.x(step) - self.range[0]) * per_unit
-            text = words_of[0] if len(words_of) == 1 else f"{words_of[0]} and {len(words_of) - 1} more"
+            said = words_of[: 2 if strong else 1]
+            more = f" and {len(words_of) - len(said)} more" if len(words_of) > len(said) else ""
+            text = " · ".join(said) + more
             long = len(text) * 6.2 + 10
             left = not strong and x_px - long > max(taken, 0.0)
             # Where the words do not fit, the tick alone stands; the words are in the lists below.
