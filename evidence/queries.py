@@ -61,9 +61,14 @@ def signed_facts(dossier: Dossier) -> list[dict[str, Any]]:
     return sorted(facts, key=lambda one: (one["kind"], one["name"]))
 
 
+def last_good_item(dossier: Dossier) -> Item | None:
+    """Return the item of the last good checkpoint as it is chosen now."""
+    return Item.objects.filter(dossier=dossier, kind="last_good_checkpoint").order_by("-id").first()
+
+
 def last_good(dossier: Dossier) -> Checkpoint | None:
     """Return the checkpoint chosen as last good, None while none is chosen."""
-    item = Item.objects.filter(dossier=dossier, kind="last_good_checkpoint").order_by("-id").first()
+    item = last_good_item(dossier)
     if item is None or "checkpoint" not in item.source:
         return None
     return Checkpoint.objects.filter(pk=item.source["checkpoint"]).first()

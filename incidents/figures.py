@@ -4,6 +4,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from andon.policy import Policy
+from evidence.freezing.checkpoints import passed_over
+from evidence.queries import last_good
 from incidents import layer_figure, layer_lines
 from incidents.layer_view import PLAIN, LayerView
 from incidents.models import Incident
@@ -157,7 +159,7 @@ def incident_figure(
         _progress_mark(stack, view, extent.progress)
     if extent.held_after is not None and extent.held_after < window.step_last:
         _held_mark(stack, window, extent.held_after, width)
-    at_marks = marks.of_checkpoints(run, [attempt], window.step_first, window.step_last)
+    at_marks = _checkpoint_marks(incident, window)
     # A bad checkpoint of that very step names it already: two words in one place cannot be read.
     if step is not None and not any(at == step and strong for at, _, strong in at_marks):
         at_marks.append((step, formatting.count(step), True))
@@ -182,6 +184,20 @@ def incident_figure(
         rows=Rows("rank", "rank", extent.ranks),
     )
     return figure
+
+
+def _checkpoint_marks(incident: Incident, window: grid.Window) -> list[marks.Mark]:
+    """Return the marks of checkpoints; the last good one, and nearer ones that were passed over, say so."""
+    good = last_good(incident.dossier)
+    passed = passed_over(incident.dossier)
+    said = dict.fromkeys(passed, "passed over")
+    if good is not None and good.attempt == incident.attempt:
+        said[good.step] = "last good"
+    found = marks.of_checkpoints(incident.run, [incident.attempt], window.step_first, window.step_last)
+    return [
+        (step, words.replace("verified", said[step]) if step in said else words, strong)
+        for step, words, strong in found
+    ]
 
 
 def _curve_caption(name: str, banded: bool, points: list[queries.Point]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from django.utils import timezone
 
 from andon.policy import Policy
-from evidence.queries import last_good
+from evidence.queries import last_good, last_good_item
 from incidents import attached, diagnosis, firstbad, holding, positions, rules, states
 from incidents.models import Incident, Plan
 from runs.attempts import attempt_of
@@ -182,7 +182,7 @@ def complete(
         chosen = checkpoint or _checkpoint(incident, made.kind)
         if chosen is None:
             limit = "" if first is None else f" before step {count(first)}"
-            made.lacks.append(f"no verified checkpoint{limit} is known yet")
+            made.lacks.append(_no_checkpoint(incident, limit))
         else:
             made.checkpoint = document(chosen)
             made.positions = positions.of_checkpoint(chosen).values
@@ -235,6 +235,14 @@ def document(checkpoint: Checkpoint) -> dict[str, Any]:
         "digest": checkpoint.digest,
         "attempt": checkpoint.attempt,
     }
+
+
+def _no_checkpoint(incident: Incident, limit: str) -> str:
+    """Return why there is none: one is being verified, or none is known."""
+    item = last_good_item(incident.dossier)
+    if item is not None and item.source.get("undecided"):
+        return f"last good checkpoint {item.why}"
+    return f"no verified checkpoint{limit} is known yet"
 
 
 def _checkpoint(incident: Incident, kind: str) -> Checkpoint | None:

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from evidence.models import Dossier
 from evidence.uris import UnusableUri, covers, normalise
+from runs.formatting import count, plural
 from runs.models import Attempt, Checkpoint, Run
 
 LADDER_BELOW = 2  # pinned besides last good: the two before it ...
@@ -89,6 +91,34 @@ def choose(
         first_bad=first_bad,
         gone=tuple(one for one in lost if limit is None or one.step <= limit),
         limit_step=limit,
+    )
+
+
+def passed_over(dossier: Dossier) -> list[int]:
+    """Return steps of verified checkpoints that lie before b but inside the margin, oldest first.
+
+    They look like a nearer last good: whoever reads the dossier is told why they are not.
+    """
+    bad, margin = dossier.first_bad_step, dossier.margin_steps
+    if bad is None or margin <= 1:
+        return []
+    reach = lineage(dossier.run, dossier.attempt)
+    rows = Checkpoint.objects.filter(
+        run=dossier.run, state=Checkpoint.State.VERIFIED, step__gt=bad - margin, step__lt=bad
+    )
+    return sorted({one.step for one in rows.defer("files") if not reach or _on_path(one, reach)})
+
+
+def passed_over_words(dossier: Dossier) -> str:
+    """Return "steps 160, 200 are verified but within 100 steps of step 225, …"; "" where there are none."""
+    steps = passed_over(dossier)
+    if not steps or dossier.first_bad_step is None:
+        return ""
+    which = "step" if len(steps) == 1 else "steps"
+    shown = ", ".join(count(step) for step in steps[-3:])
+    return (
+        f"passed over: {which} {shown}, verified, but within {plural(dossier.margin_steps, 'step')} of"
+        f" the first bad step {count(dossier.first_bad_step)}, when it may have begun unseen"
     )
 
 

@@ -84,6 +84,8 @@ def describe(item: Item, choice: Choice) -> None:
     else:
         item.state = Item.State.MISSING
         item.why = f"no verified checkpoint at {limit}"
+        if item.dossier.margin_steps > 1 and choice.limit_step is not None:
+            item.why += f", {item.dossier.margin_steps} steps before the first bad one"
     if note:
         item.why += f"; {note}"
 

@@ -10,6 +10,7 @@ from django.db.models import Count, F, Q, Sum
 from django.utils import timezone
 
 from evidence import custody, kinds
+from evidence.freezing.checkpoints import passed_over_words
 from evidence.gates import unprotected, uses_gate
 from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject, StoreProbe
 from evidence.retention.overdue import overdue_items
@@ -94,6 +95,7 @@ def _item_lines(dossier: Dossier, *, grouped: bool) -> list[ItemLine]:
     people = names([item.waived_by for item in items if item.waived_by])
     warnings = _warnings(dossier, items)
     lines = [_line(item, people, warnings.get(item.pk, "")) for item in items]
+    lines = _with_passed_over(dossier, items, lines)
     if not grouped or len(lines) <= GROUP_ABOVE:
         return lines
     groups: dict[tuple[object, ...], list[ItemLine]] = {}
@@ -105,6 +107,16 @@ def _item_lines(dossier: Dossier, *, grouped: bool) -> list[ItemLine]:
         groups.setdefault(key, []).append(line)
     named = [_group(kinds.words(str(key[0])), alike) for key, alike in groups.items()]
     return sorted(named, key=lambda line: (line.satisfied, not line.required))
+
+
+def _with_passed_over(dossier: Dossier, items: Sequence[Item], lines: list[ItemLine]) -> list[ItemLine]:
+    """Say at the last good checkpoint why a nearer one that is verified was not taken."""
+    at = next((place for place, item in enumerate(items) if item.kind == "last_good_checkpoint"), None)
+    passed = "" if at is None else passed_over_words(dossier)
+    if at is not None and passed:
+        reason = "; ".join(part for part in (lines[at].reason, passed) if part)
+        lines[at] = replace(lines[at], reason=reason)
+    return lines
 
 
 def _group(name: str, alike: list[ItemLine]) -> ItemLine:

@@ -9,6 +9,7 @@ from django.utils import timezone
 
 from andon.policy import EvidenceRule, Policy
 from evidence.custody import verify_custody
+from evidence.freezing.checkpoints import passed_over, passed_over_words
 from evidence.gates import may_delete, resume_gate
 from evidence.models import Dossier, Hold, Item
 from evidence.plan import freeze, reconsider
@@ -52,6 +53,15 @@ def test_last_good_is_the_newest_verified_at_or_before_b_minus_the_margin(
     run = world.make_run()
     steps(run, 700, 900, 950, 1000)
     assert good_step(world.open_dossier(run, b=b, margin=margin)) == expected
+
+
+def test_a_nearer_checkpoint_inside_the_margin_is_said_to_be_passed_over() -> None:
+    run = world.make_run()
+    steps(run, 700, 900, 950, 990, 1000)
+    dossier = world.open_dossier(run, b=1000, margin=100)
+    assert passed_over(dossier) == [950, 990]
+    assert "within 100\u00a0steps of the first bad step 1,000" in passed_over_words(dossier)
+    assert passed_over_words(world.open_dossier(run, b=1000, margin=0)) == ""
 
 
 @pytest.mark.parametrize("state", ["committed", "bad", "deleted"])
