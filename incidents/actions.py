@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from django.db import transaction
 from django.utils import timezone
 
-from incidents import opening, permits, plans, roles, states
+from incidents import opening, permits, plans, roles, states, worsening
 from incidents.models import Incident, Note, Plan
 from incidents.notes import MOST_CHARS
 from incidents.refused import Refused
@@ -48,10 +48,12 @@ def acknowledge(*, incident: Incident, person: Person) -> Incident:
 
 
 def hold_by_hand(*, run: Run, person: Person, why: str) -> Incident:
-    """Hold a run because a person says so; opens an incident of kind "held by hand".
+    """Hold a run because a person says so.
+
+    Opens an incident of kind "held by hand"; an open incident that holds nothing becomes one that does.
 
     Raises:
-        Refused: not-allowed, reason-needed, held-already (an incident is not resolved).
+        Refused: not-allowed, reason-needed, held-already (an incident holds it, or watches its resume).
     """
     roles.need_responder(person, run.project, "hold the run")
     why = why.strip()
@@ -60,6 +62,8 @@ def hold_by_hand(*, run: Run, person: Person, why: str) -> Incident:
     with transaction.atomic():
         run = lock_run(run.pk)
         known = states.unresolved(run.pk)
+        if known is not None and known.state == S.OPEN and not known.holds:
+            return worsening.hold_open(known, person=person, why=why)
         if known is not None:
             raise Refused("held-already", f"Incident {known.pk} of {run.slug} is {known.state} already.")
         return opening.open_incident(run, [], person=person, why=why)

@@ -12,7 +12,6 @@ from django.db import connection, transaction
 from django.dispatch import receiver
 from django.utils import timezone
 
-from andon.policy import Policy
 from incidents import (
     attached,
     describing,
@@ -26,10 +25,9 @@ from incidents import (
     rules,
     states,
     subjects,
-    watching,
+    worsening,
 )
 from incidents.models import Incident, StateChange
-from incidents.paging import raising
 from incidents.rules import Effect
 from runs.attempts import attempt_of
 from runs.locks import lock_run
@@ -117,7 +115,7 @@ def open_incident(
         policy_digest=policy.digest(),
         lead=person,
         watch_attempt=None if holds else attempt,
-        watch_until_step=_watch_until(lead, policy) if lead and not holds else None,
+        watch_until_step=None if holds else worsening.watch_until(mine, policy),
     )
     StateChange.objects.create(
         incident=incident, before="", after=incident.state, at=now, person=person, why=why
@@ -207,7 +205,20 @@ def _needs_lock(incident: Incident, findings: list[Finding]) -> bool:
         return True
     if incident.state != Incident.State.OPEN and any(f.attempt >= incident.attempt for f in findings):
         return True
-    return any(_may_move(incident, finding) for finding in findings)
+    return _watch_longer(incident, findings) or any(_may_move(incident, finding) for finding in findings)
+
+
+def _watch_longer(incident: Incident, findings: list[Finding]) -> bool:
+    """Whether a finding of a run that goes on asks for more clean steps than are watched now."""
+    known = incident.watch_until_step
+    if incident.holds or incident.state != Incident.State.OPEN or known is None:
+        return False
+    return (_watched_until(incident, findings) or 0) > known
+
+
+def _watched_until(incident: Incident, findings: list[Finding]) -> int | None:
+    mine = [one for one in findings if one.attempt == incident.watch_attempt]
+    return worsening.watch_until(mine, policy_for(incident.run_id))
 
 
 def _act_on_joined(incident: Incident, findings: list[Finding]) -> None:
@@ -218,9 +229,12 @@ def _act_on_joined(incident: Incident, findings: list[Finding]) -> None:
             describing.redescribe(incident)
     if incident.state == Incident.State.WATCHING:
         if _recurs(incident, findings):
-            _reopen(incident, findings)
+            worsening.reopen(incident, findings)
     elif rules.effect(rules.leading(findings)) == Effect.HOLD and not incident.holds:
-        _worsen(incident, findings)
+        worsening.worsen(incident, findings)
+    elif _watch_longer(incident, findings):
+        incident.watch_until_step = _watched_until(incident, findings)
+        incident.save(update_fields=["watch_until_step"])
 
 
 def _may_move(incident: Incident, finding: Finding) -> bool:
@@ -243,74 +257,6 @@ def _recurs(incident: Incident, findings: list[Finding]) -> bool:
         and (finding.kind in rules.NONFINITE_KINDS or rules.effect(finding) == Effect.HOLD)
         for finding in findings
     )
-
-
-def _worsen(incident: Incident, findings: list[Finding]) -> None:
-    """A warning became a failure that holds the run."""
-    policy = policy_for(incident.run_id)
-    lead = rules.leading(findings)
-    _freeze_again_if_elsewhere(incident, lead, findings, policy)
-    Incident.objects.filter(pk=incident.pk).update(
-        holds=True, severity=Finding.Severity.HALT, watch_until_step=None, watch_attempt=None
-    )
-    incident.holds, incident.severity = True, Finding.Severity.HALT
-    incident.watch_until_step = incident.watch_attempt = None
-    describing.redescribe(incident)
-    holding.end_live_permit(incident.run, f"incident {incident.pk} holds the run again")
-    holding.hold(incident, finding=lead, policy=policy)
-    plans.draft(incident, policy=policy)
-
-
-def _reopen(incident: Incident, findings: list[Finding]) -> None:
-    """It came back in its watch window: new evidence, a new hold, and what the recurrence says."""
-    policy = policy_for(incident.run_id)
-    lead = rules.leading(findings)
-    said = watching.recurrence(incident, findings, lead)
-    watching.came_back(incident, lead, said)
-    words = f"{lead.kind.replace('_', ' ')} at step {lead.step}, in the watch window"
-    states.move(incident, Incident.State.OPEN, why=words, watch_until_step=None, watch_attempt=None)
-    holding.end_live_permit(incident.run, "it recurred in the watch window")
-    _freeze_again_if_elsewhere(incident, lead, findings, policy)
-    holds = rules.effect(lead) == Effect.HOLD
-    incident.holds = holds
-    raising.again(incident)
-    incident.recurrence = "" if said.kind == "none" else said.kind
-    incident.save(update_fields=["holds", "recurrence"])
-    describing.redescribe(incident)
-    if holds:
-        holding.hold(incident, finding=lead, policy=policy)
-    else:
-        incident.watch_attempt, incident.watch_until_step = lead.attempt, _watch_until(lead, policy)
-        incident.save(update_fields=["watch_attempt", "watch_until_step"])
-    plans.draft(incident, policy=policy)
-
-
-def _freeze_again_if_elsewhere(
-    incident: Incident, lead: Finding, findings: list[Finding], policy: Policy
-) -> None:
-    """Freeze the evidence of another attempt than the dossier's; what was frozen before stays."""
-    if lead.attempt == incident.attempt:
-        return
-    first_bad = firstbad.of_findings(incident.run, lead.attempt, findings)
-    dossier = describing.freeze_for(
-        run=incident.run,
-        number=incident.pk,
-        kind=lead.kind,
-        attempt=lead.attempt,
-        first_bad=first_bad,
-        policy=policy,
-    )
-    incident.earlier_dossiers = [*incident.earlier_dossiers, incident.dossier_id]
-    incident.dossier, incident.attempt, incident.first_bad = dossier, lead.attempt, first_bad
-    incident.kind = lead.kind
-    incident.save(update_fields=["earlier_dossiers", "dossier", "attempt", "first_bad", "kind"])
-    states.record(
-        incident, kind="evidence", text=f"evidence of attempt {lead.attempt} frozen beside the earlier one"
-    )
-
-
-def _watch_until(lead: Finding, policy: Policy) -> int | None:
-    return None if lead.step is None else lead.step + policy.rollback.recovered_watch_steps
 
 
 def _tell_opened(incident: Incident, lead: Finding | None, person: Person | None, why: str) -> None:

@@ -189,6 +189,21 @@ class TestWhatHoldsNothing:
 
 
 @pytest.mark.django_db
+class TestWatchedWithoutAHold:
+    def test_a_later_warning_is_watched_as_long_again(self, quiet):
+        quiet.finding("loss_spike", step=1000, severity="warn")
+        assert quiet.incident().watch_until_step == 1050
+        quiet.finding("loss_spike", step=1009, severity="warn")
+        assert quiet.incident().watch_until_step == 1059
+
+    def test_an_earlier_one_and_one_that_is_only_told_shorten_or_lengthen_nothing(self, quiet):
+        quiet.finding("loss_spike", step=1000, severity="warn")
+        quiet.finding("loss_spike", step=998, severity="warn")
+        quiet.finding("loss_spike", step=1020, severity="info")
+        assert quiet.incident().watch_until_step == 1050
+
+
+@pytest.mark.django_db
 class TestHeldByHand:
     def test_a_responder_holds_with_a_reason(self, quiet, team):
         incident = actions.hold_by_hand(run=quiet.run, person=team.tomas, why="loss looks odd")
@@ -208,6 +223,20 @@ class TestHeldByHand:
         with pytest.raises(Refused) as refused:
             actions.hold_by_hand(run=quiet.run, person=getattr(team, who), why=why)
         assert refused.value.code == code
+
+    def test_a_run_that_a_warning_let_go_on_is_held(self, quiet, team):
+        quiet.finding("loss_spike", step=1000, severity="warn")
+        warned = quiet.incident()
+        assert (warned.holds, quiet.directive()) == (False, "continue")
+        incident = actions.hold_by_hand(run=quiet.run, person=team.tomas, why="it grows")
+        assert incident.pk == warned.pk
+        assert (quiet.incident().holds, quiet.incident().watch_until_step) == (True, None)
+        assert current_document(quiet.run.pk)["incident"] == str(warned.pk)
+        row = LedgerRow.objects.get(run=quiet.run, action="hold")
+        assert row.decided_by == str(team.tomas.opaque_id)
+        with pytest.raises(Refused) as refused:
+            actions.hold_by_hand(run=quiet.run, person=team.tomas, why="again")
+        assert refused.value.code == "held-already"
 
     def test_a_nan_that_joins_takes_over(self, quiet, team):
         actions.hold_by_hand(run=quiet.run, person=team.tomas, why="odd")
