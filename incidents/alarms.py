@@ -10,13 +10,16 @@ from incidents.models import Incident
 from incidents.page import AlarmLine
 from incidents.queries import visible_incidents
 from runs import formatting as words
-from runs.models import Person
+from runs.models import Attempt, Person
 
 S = Incident.State
 
 
 def alarm_lines(person: Person, *, now: datetime | None = None) -> list[AlarmLine]:
-    """Return one line per run of the person's projects that is held or has an unacknowledged incident."""
+    """Return one line per run of the person's projects that is held or has an unacknowledged incident.
+
+    What holds most GPUs comes first: with ten incidents the oldest is not the one that costs.
+    """
     now = now or timezone.now()
     found = list(
         visible_incidents(person)
@@ -27,10 +30,33 @@ def alarm_lines(person: Person, *, now: datetime | None = None) -> list[AlarmLin
     held = held_since_of({incident.run_id for incident in found})
     shown = [one for one in found if one.run_id in held or one.acknowledged_at is None]
     nodes = firstbad.only_node(shown)
-    return [_line(one, held.get(one.run_id), nodes.get(one.pk, ""), now) for one in shown]
+    idle = _gpus([one for one in shown if one.run_id in held])
+    lines = [
+        _line(one, held.get(one.run_id), nodes.get(one.pk, ""), now, idle.get(one.pk, 0)) for one in shown
+    ]
+    return sorted(lines, key=lambda line: -line.idle_gpus)
 
 
-def _line(incident: Incident, since: datetime | None, node: str, now: datetime) -> AlarmLine:
+def _gpus(incidents: list[Incident]) -> dict[int, int]:
+    """Return how many GPUs each held run has, by incident id, where its launch said so."""
+    rows = Attempt.objects.filter(run__in={one.run_id for one in incidents}, world_size__isnull=False)
+    sizes = {(run, number): size for run, number, size in rows.values_list("run", "number", "world_size")}
+    return {one.pk: size for one in incidents if (size := sizes.get((one.run_id, one.attempt)))}
+
+
+def others_words(lines: list[AlarmLine]) -> str:
+    """Return what one line says of the incidents beside the one somebody looks at."""
+    held = sum(line.held for line in lines)
+    said = [f"{len(lines)} other {'incident' if len(lines) == 1 else 'incidents'}, {held} held"]
+    nobody = sum(not line.acknowledged for line in lines)
+    if nobody:
+        said.append(f"{nobody} not acknowledged")
+    if lines[0].idle_gpus:
+        said.append(f"most GPUs idle: {words.inert(lines[0].run, 40)}, {words.count(lines[0].idle_gpus)}")
+    return "; ".join(said)
+
+
+def _line(incident: Incident, since: datetime | None, node: str, now: datetime, idle_gpus: int) -> AlarmLine:
     cell = answers.headline(incident, {**firstbad.UNKNOWN, **incident.first_bad}, node)
     return AlarmLine(
         incident=incident.pk,
@@ -39,6 +65,7 @@ def _line(incident: Incident, since: datetime | None, node: str, now: datetime) 
         says=f"{incident.run.slug} {_doing(incident, since, now)}, incident {incident.pk}, {cell}. "
         f"{_who(incident)}",
         acknowledged=incident.acknowledged_at is not None,
+        idle_gpus=idle_gpus,
     )
 
 

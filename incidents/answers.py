@@ -10,15 +10,13 @@ from andon.diagnose.families import Family
 from andon.policy import Policy
 from evidence.gates import Gate
 from evidence.queries import Counts
-from incidents import certainty, costs, diagnosis, launched, plans, rules, standing
-from incidents.models import Incident, Plan, ResumeRequest
+from incidents import certainty, diagnosis, launched, plans, rules, standing
+from incidents.models import Incident, Plan, ResumeRequest, StateChange
 from incidents.page import (
     EvidenceAnswer,
     FirstBadAnswer,
     GateLine,
     Glyph,
-    PlanCost,
-    PlanView,
     RunAnswer,
 )
 from runs import formatting as words
@@ -65,11 +63,11 @@ def first_bad(situation: Situation, document: dict[str, Any], followed: str) -> 
     return FirstBadAnswer(
         headline=headline(incident, document, where[0].node if len(where) == 1 else ""),
         followed=followed,
-        says=_first_bad_says(document),
+        says=_first_bad_says(document, where),
         sure=certainty.of_first_bad(incident, attempt, document),
         state="" if document["step"] is None else "spike" if spike else "nonfinite",
-        symptom=_symptom_words(incident, symptom.name),
-        look_first_at=_look_first(incident, symptom.look_first),
+        symptom=_symptom_words(incident, document, symptom.name),
+        look_first_at=_look_first(incident, document, symptom.look_first),
         family=incident.family,
         family_why=incident.family_why,
         step=document["step"],
@@ -83,17 +81,26 @@ def first_bad(situation: Situation, document: dict[str, Any], followed: str) -> 
     )
 
 
-def _symptom_words(incident: Incident, name: str) -> str:
-    """Return the symptom; of a hold by hand, with the reason that was given."""
-    why = incident.dossier.why if incident.kind == rules.HELD_BY_HAND else ""
-    return f"{name}: {words.inert(why, 240)}" if why else name
+def _symptom_words(incident: Incident, document: dict[str, Any], name: str) -> str:
+    """Return the symptom; of a hold by hand, with who gave which reason; of a tie, what it leaves open."""
+    if document["tie"] and incident.symptom == "one_rank_nonfinite":
+        who = words.rank_words(document["ranks"])
+        return f"NaN or Inf first on {who}; which of them was first cannot be told"
+    if incident.kind != rules.HELD_BY_HAND:
+        return name
+    opened = StateChange.objects.filter(incident=incident, before="").order_by("id")
+    person = opened.values_list("person__username", flat=True).first()
+    who, why = f"held by {person}" if person else name, incident.dossier.why
+    return f"{who}: {words.inert(why, 240)}" if why else who
 
 
 # Families that lead because something was recorded: that is where to look, not the symptom's usual cause.
 _RECORDED = frozenset(map(str, (Family.HARDWARE, Family.DISTRIBUTED, Family.COMMUNICATION, Family.DRIFT)))
 
 
-def _look_first(incident: Incident, usual: str) -> str:
+def _look_first(incident: Incident, document: dict[str, Any], usual: str) -> str:
+    if document["tie"]:
+        usual = usual.replace("that rank's", "their")
     if incident.kind == rules.HELD_BY_HAND:
         return ""
     if incident.family in _RECORDED and incident.family_why:
@@ -124,8 +131,10 @@ def headline(incident: Incident, document: dict[str, Any], node: str) -> str:
     return f"{where}, {step}{phase}" + (" (tie)" if document["tie"] else "")
 
 
-def _first_bad_says(document: dict[str, Any]) -> str:
+def _first_bad_says(document: dict[str, Any], where: list[launched.Place]) -> str:
     said = []
+    if len(document["ranks"]) == 1 and len(where) == 1:
+        said.append(f"GPU {where[0].gpus[0]} of its node.")
     if document["micro_batch"] is not None:
         said.append(f"Micro-batch {document['micro_batch']}.")
     if document["skipped"]:
@@ -139,26 +148,31 @@ def evidence(situation: Situation) -> EvidenceAnswer:
     head = f"{counts['held']} of {counts['required']} held, {counts['sealed']} sealed"
     if counts["missing"]:
         head += f", {counts['missing']} missing"
-    lacking = situation.gate.lacking
-    if lacking:
-        shown = "; ".join(f"{line.name}: {line.says}" for line in lacking[:3])
-        more = f"; and {len(lacking) - 3} more" if len(lacking) > 3 else ""
-        says = f"Waiting for {shown}{more}."
-    else:
-        waived = sum(line.waived for line in situation.gate.lines)
-        says = (
-            "Nothing is missing."
-            if not waived
-            else f"{words.plural(waived, 'item')} waived, the rest is safe."
-        )
     return EvidenceAnswer(
         headline=head,
-        says=says,
+        says=_evidence_words(situation.gate),
         required=counts["required"],
         held=counts["held"],
         sealed=counts["sealed"],
         missing=counts["missing"],
     )
+
+
+def _evidence_words(gate: Gate) -> str:
+    """Return what is not there, then what is still waited for: the one will not come, the other may."""
+    lacking = gate.lacking
+    if not lacking:
+        waived = sum(line.waived for line in gate.lines)
+        return (
+            f"{words.plural(waived, 'item')} waived, the rest is safe." if waived else "All required is safe."
+        )
+    said = []
+    for lead, missing in (("Not there:", True), ("Waiting for", False)):
+        lines = [line for line in lacking if (line.state == "missing") is missing]
+        shown = "; ".join(f"{line.name}: {line.says.removeprefix('missing: ')}" for line in lines[:3])
+        more = f"; and {len(lines) - 3} more" if len(lines) > 3 else ""
+        said += [f"{lead} {shown}{more}."] if lines else []
+    return " ".join(said)
 
 
 def running(situation: Situation) -> RunAnswer:
@@ -193,6 +207,9 @@ def _obedience_words(situation: Situation) -> str:
     obeys = situation.obedience
     if not situation.held:
         return ""
+    if situation.attempt is not None and situation.attempt.exited_at is not None:
+        at = words.clock(situation.attempt.exited_at, situation.now)
+        return f"attempt {situation.attempt.number} is gone since {at} UTC"
     if not obeys["of"]:
         return "No launch told how many ranks there are."
     head = f"{words.count(obeys['obeyed'])} of {words.count(obeys['of'])} ranks obey"
@@ -215,12 +232,17 @@ def _leaving_words(situation: Situation) -> str:
     leaves = leaves_at(situation)
     if not situation.held:
         over = situation.incident.state not in Incident.UNRESOLVED
-        return "" if over else "It goes on: this incident holds nothing."
-    if leaves is None:
-        return ""
-    if leaves <= situation.now:
+        return "" if over or situation.incident.holds else _goes_on(situation.incident)
+    if leaves is not None and leaves <= situation.now:
         return f"Ranks leave with exit code 93 since {words.clock(leaves, situation.now)} UTC."
-    return f"Ranks wait in place and leave {words.ago(leaves, situation.now)}."
+    return ""
+
+
+def _goes_on(incident: Incident) -> str:
+    """Return what becomes of a run that this incident does not hold, if nobody presses anything."""
+    until = incident.watch_until_step
+    ends = f"; without another finding it resolves itself after step {words.count(until)}" if until else ""
+    return f"No hold was ordered: the run goes on{ends}. A finding that halts holds it."
 
 
 def contained(situation: Situation) -> GateLine:
@@ -268,82 +290,3 @@ def gate(situation: Situation, plan: Plan | None, request: ResumeRequest | None)
 def approvers_words(needed: int) -> str:
     """Return "one approver, not the requester"."""
     return "one approver, not the requester" if needed == 1 else f"{needed} approvers, not the requester"
-
-
-def plan_view(situation: Situation, plan: Plan) -> PlanView:
-    """Return a plan in words, with its cost."""
-    kept = plan.checkpoint
-    lost = plan.numbers.get("steps_lost")
-    cost = costs.of_plan(situation.incident, plan, situation.policy)
-    watch = situation.policy.rollback.watch_steps
-    return PlanView(
-        id=plan.pk,
-        number=plan.number,
-        kind=plan.kind,
-        label=plan.get_kind_display(),
-        why=plan.why,
-        checkpoint=kept,
-        checkpoint_says=f"step {words.count(kept['step'])}, verified"
-        if kept
-        else "none: ranks go on from memory",
-        positions=plan.positions,
-        skip=plan.skip,
-        skip_says=_skip_words(plan),
-        exclusions=plan.exclusions,
-        exclusions_say=_exclusion_words(plan),
-        changes=plan.changes,
-        changes_say=_change_words(plan),
-        after_says=f"watch {words.count(watch)} steps, all detectors armed",
-        made_by=plan.made_by.username if plan.made_by else "Andon",
-        made_at=plan.made_at,
-        missing=plans.lacks(plan),
-        cost=PlanCost(lost, cost.seconds, cost.gpu_hours, cost.money, cost.currency, _cost_words(lost, cost)),
-        numbers=plan.numbers,
-    )
-
-
-def _checkpoint_words(plan: Plan) -> str:
-    if plan.checkpoint:
-        return f"step {words.count(plan.checkpoint['step'])}, verified"
-    return "not chosen yet" if plan.kind in plans.ROLLBACKS else "none: ranks go on from memory"
-
-
-def _skip_words(plan: Plan) -> str:
-    if not plan.skip:
-        return "nothing is skipped"
-    start, stop = plan.skip["from"], plan.skip["to"]
-    batches = plan.numbers.get("skipped_batches")
-    more = f", {words.plural(int(batches), 'batch', 'batches')}" if batches else ""
-    window = f"samples {words.count(start)}{words.RANGE}{words.count(stop - 1)}"
-    return f"{window} ({words.count(stop - start)}{more})"
-
-
-def _exclusion_words(plan: Plan) -> str:
-    said = [
-        f"{name} {', '.join(map(str, values))}" for name, values in sorted(plan.exclusions.items()) if values
-    ]
-    return "; ".join(said) or "none excluded"
-
-
-def _change_words(plan: Plan) -> str:
-    if not plan.changes:
-        return "none: same training regime, results stay comparable"
-    return "; ".join(
-        f"{change['what']}: {change.get('was')} → {change.get('to')}"
-        + (" (changes the regime: not comparable)" if change["changes_regime"] else "")
-        for change in plan.changes
-    )
-
-
-def _cost_words(lost: int | None, cost: costs.Cost) -> str:
-    if lost is None:
-        return "not known yet: the step it stopped at is not known"
-    if lost == 0:
-        return "none: no step is run again"
-    head = f"{words.plural(lost, 'step')} run again"
-    if cost.seconds is None:
-        return f"{head}; step time was not reported"
-    head += f": {words.duration(cost.seconds)}"
-    if cost.gpu_hours is None or cost.money is None:
-        return head
-    return f"{head}, {words.gpu_hours(cost.gpu_hours)}, {words.money(cost.money)}"

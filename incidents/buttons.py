@@ -29,6 +29,7 @@ def next_answer(
     acknowledge = _acknowledge(incident, responder)
     ask = _request(incident, responder, plan=plan, request=request, evidence_lacks=evidence_lacks)
     approve = _approve(incident, person, request)
+    hold = _hold(incident, responder)
     check = Button("check-plan", "Check the plan", True)
     rest = [
         _reject(incident, person, request),
@@ -45,16 +46,16 @@ def next_answer(
     elif incident.state in (S.APPROVED, S.RESUMING):
         main, says = check, _permit_words(incident, permit, now)
     elif incident.acknowledged_at is None:
-        main, says = acknowledge, ask.why
+        main, says = acknowledge, _resume_words(ask, plan) if incident.holds else ""
     elif not incident.holds:
         main, says = check, "The run goes on; this resolves itself after a clean window."
     elif request is not None:
         main, says = approve, approve.why or _waiting_words(incident, request)
     elif ask.allowed:
-        main, says = ask, "The gate is open."
+        main, says = ask, f"The gate is open. {_resume_words(ask, plan)}"
     else:
         main, says = check, ask.why
-    listed = [acknowledge, check, ask, approve, *rest]
+    listed = [acknowledge, check, ask, hold, approve, *rest]
     return NextAnswer(main, says, [button for button in listed if button.code != main.code])
 
 
@@ -67,8 +68,8 @@ def watch_words(incident: Incident, progress: RunProgress | None) -> str:
     if at is None:
         return f"No step of attempt {incident.watch_attempt} yet; watched to step {words.count(until)}."
     if at >= until:
-        return f"Clean to step {words.count(at)}."
-    return f"{words.plural(until - at, 'step')} of the watch window left, clean to step {words.count(at)}."
+        return f"Watched to step {words.count(until)}: nothing that reopens it."
+    return f"{words.plural(until - at, 'step')} of the watch window left, to step {words.count(until)}."
 
 
 def _acknowledge(incident: Incident, responder: bool) -> Button:
@@ -104,10 +105,30 @@ def _request(
     return Button("request", label, True)
 
 
+def _resume_words(ask: Button, plan: Plan | None) -> str:
+    """Return from where a resume would go on and what it runs again; what shuts it while it is shut."""
+    if not ask.allowed or plan is None:
+        return ask.why
+    lost = plan.numbers.get("steps_lost")
+    again = f", {words.plural(lost, 'step')} run again" if lost else ""
+    if plan.checkpoint:
+        return f"A resume goes on from the checkpoint of step {words.count(plan.checkpoint['step'])}{again}."
+    return "A resume goes on from memory, in place."
+
+
+def _hold(incident: Incident, responder: bool) -> Button:
+    label = "Hold the run"
+    if incident.state != S.OPEN or incident.holds:
+        return Button("hold", label, False, "The run is held, or nothing is open.")
+    if not responder:
+        return Button("hold", label, False, "A responder may hold the run.", never=True)
+    return Button("hold", label, True)
+
+
 def _approve(incident: Incident, person: Person, request: ResumeRequest | None) -> Button:
     if not project_member(person, incident.run.project, *roles.APPROVERS):
-        who = roles.names_of(roles.approvers(incident.run.project)) or "Nobody yet"
-        return Button("approve", "Approve", False, f"{who} may approve.", never=True)
+        who = roles.names_of(roles.approvers(incident.run.project)) or "nobody yet"
+        return Button("approve", "Approve", False, f"Approver: {who}.", never=True)
     if request is None or request.state != ResumeRequest.State.OPEN:
         return Button("approve", "Approve", False, "Nothing is requested.")
     why_not = roles.why_not_approver(incident, person, request.requested_by)

@@ -62,6 +62,8 @@ def of_first_bad(incident: Incident, attempt: Attempt | None, document: dict[str
     if not document["ranks"]:
         return REDUCED_ONLY + bounded
     tie = f"a tie: {document['tie_reason']}" if document["tie"] else "no tie"
+    if attempt is not None and attempt.world_size == 1:
+        return "the only rank of this run" + bounded
     said = ["local values", _reported_words(incident, attempt, int(document["step"])), tie]
     return ", ".join(said) + bounded
 
@@ -72,7 +74,7 @@ def _reported_words(incident: Incident, attempt: Attempt | None, step: int) -> s
         return "how many ranks there are is not known"
     told = reported(incident.run_id, incident.attempt, step, world)
     if told >= world:
-        return "its only rank reported" if world == 1 else f"all {words.count(world)} ranks reported"
+        return f"all {words.count(world)} ranks reported"
     if told == 0:
         return "who else reported this step is not known"
     return f"{words.count(told)} of {words.count(world)} ranks reported this step"

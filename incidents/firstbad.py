@@ -5,7 +5,7 @@ from typing import Any
 
 from django.db import connection
 
-from andon.detect.cells import REDUCED_ONLY
+from andon.detect.cells import LOCAL_VALUE, REDUCED_ONLY
 from incidents import attached, rules
 from incidents.models import Incident
 from runs import queries as run_queries
@@ -40,8 +40,18 @@ def of_findings(run: Run, attempt: int, findings: list[Finding]) -> dict[str, An
     if lead.kind in rules.NONFINITE_KINDS:
         cell = run_queries.first_bad(run, attempt)
         if cell is not None and (lead.step is None or cell.step <= lead.step):
-            return cell.to_document()
-    return _of_finding(lead, bad)
+            return _of_only_rank(run, attempt, cell.to_document())
+    return _of_only_rank(run, attempt, _of_finding(lead, bad))
+
+
+def _of_only_rank(run: Run, attempt: int, document: dict[str, Any]) -> dict[str, Any]:
+    """Name the rank of a run that has one only: nothing was reduced over others."""
+    if document["ranks"] or REDUCED_ONLY not in document["certainty"]:
+        return document
+    if not Attempt.objects.filter(run=run, number=attempt, world_size=1).exists():
+        return document
+    certainty = document["certainty"].replace(REDUCED_ONLY, LOCAL_VALUE)
+    return document | {"ranks": [0], "certainty": certainty}
 
 
 def of_incident(incident: Incident) -> dict[str, Any]:

@@ -17,7 +17,9 @@ from incidents import (
     commands,
     firstbad,
     notes,
+    peaks,
     permits,
+    plan_words,
     roles,
     rows,
     similar,
@@ -158,7 +160,8 @@ class IncidentPage:
         """What broke first."""
         document = self.first_bad_document
         followed = self._while_still("followed", lambda: answers.followed(self.situation, document))
-        return answers.first_bad(self.situation, document, followed)
+        peak = self._while_still("peak", lambda: peaks.highest(self.incident, document))
+        return answers.first_bad(self.situation, document, followed or peak)
 
     @property
     def only_node(self) -> str:
@@ -211,7 +214,7 @@ class IncidentPage:
     @cached_property
     def plans(self) -> list[PlanView]:
         """Every version of the plan, oldest first."""
-        return [answers.plan_view(self.situation, one) for one in self._plans]
+        return [plan_words.plan_view(self.situation, one) for one in self._plans]
 
     @property
     def plan(self) -> PlanView | None:

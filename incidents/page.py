@@ -300,3 +300,4 @@ class AlarmLine:
     held: bool
     says: str
     acknowledged: bool
+    idle_gpus: int = 0  # of a held run, as its launch reported

@@ -78,16 +78,26 @@ def _buttons(page: IncidentPage, person: Person) -> Context:
 
 
 def _answers(page: IncidentPage, person: Person) -> Context:
-    return {**_buttons(page, person), "ticks": ticks(item_lines(page.incident.dossier))}
+    """Return the four answers; `absent` counts optional items that are not there."""
+    lines = item_lines(page.incident.dossier)
+    return {
+        **_buttons(page, person),
+        "ticks": ticks(lines),
+        "absent": sum(line.state == "missing" and not line.required for line in lines),
+        "may_waive": _may_waive(page, person),
+    }
+
+
+def _may_waive(page: IncidentPage, person: Person) -> bool:
+    waits = page.incident.state == Incident.State.OPEN and page.incident.holds
+    return waits and project_member(person, page.run.project, *roles.RESPONDERS)
 
 
 def _evidence(page: IncidentPage, person: Person) -> Context:
-    incident = page.incident
-    may_waive = incident.state == Incident.State.OPEN and incident.holds
     return {
         "page": page,
-        "may_waive": may_waive and project_member(person, page.run.project, *roles.RESPONDERS),
-        **items_context(incident.dossier),
+        "may_waive": _may_waive(page, person),
+        **items_context(page.incident.dossier),
     }
 
 

@@ -48,9 +48,7 @@ def line(
         oldest_node=oldest,
         oldest_node_s=ages.get(oldest),
         pieces=[
-            _leaving(leaves, now),
             _allocation(ends, now),
-            _obeyed(situation),
             _data(situation, ages, oldest, expected),
             _health(situation),
         ],
@@ -65,18 +63,9 @@ def _ages(situation: Situation) -> dict[str, float]:
     return {node: (situation.now - at).total_seconds() for node, at in seen.items() if at is not None}
 
 
-def _leaving(leaves: datetime | None, now: datetime) -> Piece:
-    if leaves is None:
-        return Piece("ranks exit at: no deadline was set")
-    at = f"{words.clock(leaves, now)} UTC"
-    if leaves <= now:
-        return Piece(f"ranks exit with code 93 since {at}")
-    return Piece(f"ranks exit at {at},", moment=leaves)
-
-
 def _allocation(ends: datetime | None, now: datetime) -> Piece:
     if ends is None:
-        return Piece("allocation end not known: the launch told none")
+        return Piece("the launch told no end of its allocation")
     at = f"{words.clock(ends, now)} UTC"
     if ends <= now:
         return Piece(f"allocation ended {at}", warn=True)
@@ -121,28 +110,20 @@ def _moment(value: Any) -> datetime | None:
         return None
 
 
-def _obeyed(situation: Situation) -> Piece:
-    obeys = situation.obedience
-    if not obeys["of"]:
-        return Piece("obeyed by: no launch told how many ranks there are")
-    text = f"obeyed by {words.count(obeys['obeyed'])} of {words.count(obeys['of'])}"
-    if obeys["step"] is not None:
-        text += f" at step {words.count(obeys['step'])}"
-    return Piece(text, warn=obeys["obeyed"] < obeys["of"])
-
-
 def _data(situation: Situation, ages: dict[str, float], oldest: str, expected: int | None) -> Piece:
     if not ages:
         nodes = f" (the launch named {words.count(expected)})" if expected else ""
-        return Piece(f"no node has posted under its name{nodes}")
+        return Piece(f"no node has given a sign of life under its name{nodes}")
     of = max(expected or 0, len(ages))
     fresh = sum(age <= FRESH.total_seconds() for age in ages.values())
-    text = f"data from {words.count(fresh)} of {words.plural(of, 'node')}"
+    text = f"sign of life from {words.count(fresh)} of {words.plural(of, 'node')} in the last minute"
+    obeys = situation.obedience
+    # Ranks that wait have no more to post: a node that is quiet then hides nothing of the failure.
+    waits = bool(obeys["of"]) and obeys["obeyed"] >= obeys["of"]
     if ages[oldest] <= FRESH.total_seconds():
-        # Moves with every post; the bound is what counts, and it stands still.
-        return Piece(f"{text}, oldest below {words.duration(60)}", warn=fresh < of)
+        return Piece(text, warn=fresh < of and not waits)
     heard = situation.now - timedelta(seconds=ages[oldest])
-    return Piece(f"{text}, oldest {words.inert(oldest, 48)}", moment=heard, warn=True)
+    return Piece(f"{text}, quietest {words.inert(oldest, 48)}", moment=heard, warn=not waits)
 
 
 def _health(situation: Situation) -> Piece:
@@ -164,8 +145,11 @@ def if_nothing(
         until = words.clock(permit.expires_at, now)
         return f"The supervisor takes the permit by itself; it expires {until} UTC, then the run stays held."
     said = []
-    if leaves is not None and leaves > now:
-        said.append(f"ranks exit at {words.clock(leaves, now)} UTC with code 93")
+    gone = situation.attempt is not None and situation.attempt.exited_at is not None
+    if leaves is not None and leaves > now and not gone:
+        said.append(
+            f"ranks wait, and exit {words.ago(leaves, now)} ({words.clock(leaves, now)} UTC, code 93)"
+        )
     said.append("the run stays held")
     if request is not None:
         said.append(f"the request expires {words.clock(request.expires_at, now)} UTC")

@@ -15,6 +15,7 @@ from runs.reading import kept
 from runs.uncompacted import Uncompacted, uncompacted
 
 BEFORE_STEPS, AFTER_STEPS = 128, 11  # the window an incident opens on, around the first bad step
+HELD_STEPS = 10  # shown of a hold, wide enough for its word
 NEWEST_STEPS = 140
 MAX_STEP = 2**63 - 1
 MAX_REORDERED_CELLS = 16_000_000
@@ -164,7 +165,11 @@ def opening_window(extent_: Extent, first_bad_step: int | None) -> Window:
         first = max(extent_.step_first, extent_.step_last - NEWEST_STEPS + 1)
         return Window(first, max(first, extent_.step_last), 0, extent_.ranks - 1)
     first = max(min(extent_.step_first, first_bad_step), first_bad_step - BEFORE_STEPS)
-    return Window(first, first_bad_step + AFTER_STEPS, 0, extent_.ranks - 1)
+    last = first_bad_step + AFTER_STEPS
+    if extent_.held_after is not None:
+        # A spike is halted some steps after it began: where the run stopped belongs to the picture.
+        last = max(last, min(extent_.held_after + HELD_STEPS, first_bad_step + BEFORE_STEPS))
+    return Window(first, last, 0, extent_.ranks - 1)
 
 
 def read_window(steps: str, ranks: str, opening: Window, extent_: Extent) -> Window:

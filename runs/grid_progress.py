@@ -48,6 +48,9 @@ def in_progress(run: Run, attempt: int, grid: Grid | None, progress: RunProgress
     if not len(seen.last):
         return None
     newest = int(seen.last.max())
+    if progress.step is not None and progress.step > newest + 1:
+        # The run stepped on in reduced values: ranks that posted some cells are not what it waits for.
+        return None
     joined = seen.first < NEVER
     behind = np.flatnonzero(joined & (seen.last < newest) & (seen.last >= newest - LAG_STEPS))
     cells: list[tuple[int, int, int, int]] = []

@@ -45,9 +45,11 @@ window.andonCells = function (stack) {
 
   function legend(counts, unknown) {
     for (const item of box.parentNode.querySelectorAll("[data-legend] li")) {
-      const many = counts[item.dataset.state] || 0, word = item.dataset.state;
-      item.classList.toggle("none", !many && !(unknown && !Object.keys(counts).length));
-      item.querySelector("b").textContent = word === "healthy" || word === "held" ? "" : unknown && !Object.keys(counts).length ? "?" : withCommas(many);
+      const many = counts[item.dataset.state] || 0, word = item.dataset.state, plain = ["healthy", "held", "not posted"].includes(word);
+      // A reduced value is no rank's: it has no cell, and is counted all the same.
+      const wide = !many && word === box.dataset.runWide;
+      item.classList.toggle("none", !plain && !wide && !many && !(unknown && !Object.keys(counts).length));
+      item.querySelector("b").textContent = plain ? "" : wide ? "of the whole run" : unknown && !Object.keys(counts).length ? "?" : withCommas(many);
     }
   }
 
@@ -57,7 +59,7 @@ window.andonCells = function (stack) {
     const row = rowOf(rank);
     const hit = exact.runs.find((r) => step >= r[0] && step <= r[1] && row >= r[2] && row <= r[3]);
     if (hit) return exact.words[hit[4]];
-    return step > state.meta.extent[1] ? "no value: the attempt has no such step" : "healthy or not posted";
+    return step > state.meta.extent[1] ? "no value: the attempt has no such step" : "nothing bad";
   }
 
   function nodeOf(rank) {

@@ -47,7 +47,7 @@ def test_a_nan_on_one_rank_is_held_sealed_approved_and_rolled_back(
     expect(page.locator("body")).to_contain_text(APPROVER)
     page = mira.open(address + "/approve")
     assert page.locator("#approve-form").count() == 0
-    expect(page.locator("main")).to_contain_text("may approve")
+    expect(page.locator("main")).to_contain_text("Approver: ")
 
     # Another approves, on a phone, and has to prove who he is.
     jonas = SomebodySitting(browser, demo, APPROVER, 390, 844)

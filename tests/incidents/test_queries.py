@@ -36,7 +36,7 @@ class TestWhoSees:
         shown = page(world, team.vera)
         approve = next(button for button in shown.next.buttons if button.code == "approve")
         assert approve.never
-        assert approve.why == "jonas, mira or priya may approve."
+        assert approve.why == "Approver: jonas, mira or priya."
 
 
 class TestAnswers:
@@ -181,6 +181,18 @@ class TestRows:
         shown = alarms.alarm_lines(team.vera)
         assert [line.held for line in shown] == [False]
         assert " runs on, incident " in shown[0].says
+
+    def test_the_run_that_idles_most_gpus_comes_first(self, project, team):
+        for slug, ranks in (("small", 2), ("large", 8)):
+            one = World(project, slug=slug, world_size=ranks)
+            one.steps(1, 3)
+            one.finding("nonfinite", step=3)
+        shown = alarms.alarm_lines(team.vera)
+        assert [(line.run, line.idle_gpus) for line in shown] == [("large", 8), ("small", 2)]
+        assert alarms.others_words(shown) == (
+            "2 other incidents, 2 held; 2 not acknowledged; most GPUs idle: large, 8"
+        )
+        assert alarms.others_words(shown[1:]).startswith("1 other incident, 1 held")
 
     def test_the_list_and_the_page_name_the_same_node(self, project, team):
         world = World(project)

@@ -6,9 +6,11 @@ import pytest
 from django.utils import timezone
 
 from incidents import approval, queries
+from incidents.actions import hold_by_hand
 from incidents.holding import held_since
+from incidents.models import Incident
 from runs.models import Attempt, Event, FirstBad, Frame, RunProgress, Work
-from tests.incidents.world import World
+from tests.incidents.world import World, seal
 
 pytestmark = pytest.mark.django_db
 
@@ -103,6 +105,56 @@ class TestHowSure:
         first = page(nan, team.mira).first_bad
         assert first.followed == "rank 0 in the same step, all other ranks one step later"
 
+    def test_a_tie_says_that_who_was_first_cannot_be_told(self, nan, team):
+        frame(nan, 11, 20)
+        bad(nan, 2, 20)
+        Incident.objects.update(symptom="one_rank_nonfinite")
+        first = page(nan, team.mira).first_bad
+        assert first.symptom == "NaN or Inf first on ranks 2 and 3; which of them was first cannot be told"
+        assert first.look_first_at == "their shard, their device"
+
+    def test_the_rank_of_a_run_that_has_one_is_known(self, project, team):
+        one = World(project, world_size=1)
+        one.steps(995, 1002)
+        one.spike()
+        first = page(one, team.mira).first_bad
+        assert (first.headline, first.sure) == (
+            "rank 0 on node-01, step 1,000, forward",
+            "the only rank of this run",
+        )
+
+    def test_a_hold_by_hand_says_who_and_why(self, project, team):
+        world = World(project)
+        incident = hold_by_hand(run=world.run, person=team.tomas, why="no rank advances")
+        Incident.objects.filter(pk=incident.pk).update(lead=team.mira)
+        assert page(world, team.mira).first_bad.symptom == "held by tomas: no rank advances"
+
+
+class TestEvidence:
+    def test_what_will_not_come_is_not_waited_for(self, nan, team):
+        seal(nan.incident().dossier)
+        items = nan.incident().dossier.items
+        assert page(nan, team.mira).evidence.says == "All required is safe."
+        items.filter(kind__in=("last_good_checkpoint", "first_bad_checkpoint")).update(state="not_applicable")
+        items.filter(kind="batch_ids").update(state="missing", why="nobody offered it")
+        items.filter(kind="rank_logs").update(state="planned", why="")
+        assert page(nan, team.mira).evidence.says == (
+            "Not there: batch ids: nobody offered it; it can be waived with a reason."
+            " Waiting for rank logs: planned: nothing is held yet."
+        )
+
+
+class TestNotHeld:
+    def test_a_run_that_goes_on_says_until_when_and_offers_a_hold(self, project, team):
+        world = World(project)
+        world.steps(995, 1000)
+        world.finding("loss_spike", step=1000, severity="warn")
+        shown = page(world, team.mira)
+        assert shown.running.obedience == ""
+        assert "without another finding it resolves itself after step 1,050" in shown.running.says
+        assert next(button for button in shown.next.buttons if button.code == "hold").allowed
+        assert next(button for button in page(world, team.vera).next.buttons if button.code == "hold").never
+
 
 class TestWaiting:
     def test_the_line_in_order(self, nan, team):
@@ -111,16 +163,14 @@ class TestWaiting:
             nodes={"node-00": now.isoformat(), "node-01": (now - timedelta(minutes=3)).isoformat()}
         )
         text = pieces(nan, team.mira)
-        assert [
-            text.index(word) for word in ("ranks exit", "allocation", "obeyed", "data from", "Andon")
-        ] == sorted(text.index(word) for word in ("ranks exit", "allocation", "obeyed", "data from", "Andon"))
-        assert "obeyed by 0 of 4" in text
-        assert "data from 1 of 2\u00a0nodes, oldest node-01" in text
+        places = [text.index(word) for word in ("allocation", "sign of life from", "Andon")]
+        assert places == sorted(places)
+        assert "sign of life from 1 of 2\u00a0nodes in the last minute, quietest node-01" in text
         assert text.endswith("Andon healthy")
 
     def test_a_node_that_never_posted_is_counted(self, nan, team):
         RunProgress.objects.filter(run=nan.run).update(nodes={"node-00": timezone.now().isoformat()})
-        assert "data from 1 of 2\u00a0nodes, oldest below 1\u00a0min" in pieces(nan, team.mira)
+        assert "sign of life from 1 of 2\u00a0nodes in the last minute" in pieces(nan, team.mira)
 
     @pytest.mark.parametrize(
         "told",
@@ -141,7 +191,7 @@ class TestWaiting:
     )
     def test_an_end_nobody_told_is_said(self, nan, team, told):
         Attempt.objects.filter(run=nan.run).update(data=told)
-        assert "allocation end not known: the launch told none" in pieces(nan, team.mira)
+        assert "the launch told no end of its allocation" in pieces(nan, team.mira)
 
     def test_andon_says_when_it_is_not_well(self, nan, team):
         Work.objects.create(kind="x", key="1", not_before=timezone.now() - timedelta(minutes=5))
@@ -151,8 +201,8 @@ class TestWaiting:
 class TestIfNothingIsPressed:
     def test_the_ranks_leave_and_the_run_stays_held(self, nan, team):
         says = page(nan, team.mira).waiting.nothing_pressed
-        assert says.startswith("Ranks exit at ")
-        assert says.endswith("with code 93, the run stays held, nothing resumes and no evidence is let go.")
+        assert says.startswith("Ranks wait, and exit in ")
+        assert says.endswith("code 93), the run stays held, nothing resumes and no evidence is let go.")
 
     def test_after_the_deadline(self, nan, team):
         later = held_since(nan.run.pk) + timedelta(hours=2)

@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -142,3 +143,6 @@ def test_the_window_opens_around_the_first_bad_step():
     assert grid.opening_window(extent, 18_003) == grid.Window(17_875, 18_014, 0, 63)
     assert grid.opening_window(extent, None) == grid.Window(17_865, 18_004, 0, 63)
     assert grid.opening_window(extent, 5).step_first == 0
+    # A hold some steps after the first bad one is in the window, one far away is not.
+    assert grid.opening_window(replace(extent, held_after=18_023), 18_003).step_last == 18_033
+    assert grid.opening_window(replace(extent, held_after=20_000), 18_003).step_last == 18_131

@@ -378,7 +378,7 @@ class TestDecisions:
 
     def test_a_responder_sees_who_may_approve_and_no_button(self, as_bob, incident):
         page = as_bob.get(f"/incidents/{incident.id}/approve")
-        assert "alice may approve." in text_of(page)
+        assert "Approver: alice." in text_of(page)
         assert 'name="password"' not in page.content.decode()
 
     def test_the_requester_is_told_who_may_approve(self, as_alice, alice, bob, incident):
