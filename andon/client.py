@@ -117,16 +117,21 @@ class Client(Sender):
         finally:
             connection.close()
 
-    def resume(self, incident: str, attempt: int, webhook_id: str | None = None) -> dict[str, Any]:
+    def resume(
+        self, incident: str, attempt: int, webhook_id: str | None = None, *, supervisor: str = ""
+    ) -> dict[str, Any]:
         """Exchange an approval for the permit document; the same `webhook_id` gets the same permit.
 
+        A supervisor that names itself may come back for the next attempt, if the machines ended this one.
         Verify it (`andon.permit.verify`, `andon.hold.release`) before believing it.
 
         Raises:
-            AnswerError: `type` is not-approved, changed-since-approval, already-exchanged, expired, …
+            AnswerError: `type` is not-contained (ask again), not-approved, changed-since-approval,
+                already-exchanged, expired, …
             Unreachable: no answer; asking again with the same id is safe.
         """
-        answer = self._ask("/resume", {"incident": incident, "attempt": attempt}, webhook_id)
+        body = {"incident": incident, "attempt": attempt} | ({"supervisor": supervisor} if supervisor else {})
+        answer = self._ask("/resume", body, webhook_id)
         permit = answer.document.get("permit")
         if not isinstance(permit, dict):
             raise AnswerError({"type": "no-permit", "status": answer.status, "detail": "the answer has none"})

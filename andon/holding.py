@@ -161,14 +161,15 @@ class Holder:
         self.say(f"held at the end of step {step}: {self.place.world_size} ranks wait (incident {incident})")
         deadline = self._deadline(directive)
         seq = int(directive.get("seq") or 0)
+        asked: dict[str, Any] | None = None  # approved, but other ranks have not said yet that they stopped
         while (left_s := deadline - time.monotonic()) > 0:
             wait_s = min(self.monitor.heartbeat_s, left_s)
             newer = self._ask(seq, wait_s)
             self.monitor.heartbeat("held", step)
-            if newer is None:
-                continue
-            seq = int(newer["seq"])
-            if newer.get("kind") not in ("resume", "rollback"):
+            if newer is not None:
+                seq, asked = int(newer["seq"]), None
+            newer = newer or asked
+            if newer is None or newer.get("kind") not in ("resume", "rollback"):
                 continue
             plan = newer.get("plan") or {}
             if newer["kind"] == "resume" and plan.get("kind") == "resume_in_place":
@@ -177,6 +178,7 @@ class Holder:
                     self.store.set(f"{key}/end", str(permit.attempt))
                     self.say(f"resumed in place by permit {permit.permit}")
                     return permit
+                asked = newer
             else:
                 self.say(
                     "the approved plan goes back to a checkpoint: leaving for a new launch with the permit"

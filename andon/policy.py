@@ -79,6 +79,11 @@ class ResumeRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     approval_expires_s: float = 12 * 3600.0
     permit_expires_s: float = 12 * 3600.0  # queues are long
     launches_per_permit: int = 3
+    # Who may resume alone, without the second person and without waiting for evidence: everybody is paged.
+    break_glass_roles: tuple[str, ...] = ("admin",)
+    # A sole approver on duty may resume in place or roll back and replay, unless vetoed in the delay.
+    solo: bool = False
+    solo_delay_s: float = 600.0
 
 
 class CostRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

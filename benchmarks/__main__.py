@@ -20,6 +20,7 @@ from benchmarks import (
     bench_mlflow,
     bench_overhead,
     bench_pages,
+    bench_race,
     bench_run_page,
     bench_stored_first_bad,
     bench_storm,
@@ -37,6 +38,7 @@ BENCHES: dict[str, Callable[[dict[str, str]], dict[str, Any]]] = {
     "run_page": bench_run_page.run,
     "detect": bench_detect.run,
     "overhead": bench_overhead.run,
+    "race": bench_race.run,
 }
 WITHOUT_SERVERS = {"detect", "overhead"}
 

@@ -243,6 +243,13 @@ SWEEP_MISSED_S = env.integer(
     maximum=3600,
     about="seconds without a sweep (one is due a minute: two missed) before the web process itself pages",
 )
+BREAKER_RUNS = env.integer(
+    "ANDON_BREAKER_RUNS",
+    3,
+    minimum=2,
+    maximum=1000,
+    about="runs that one rule version must hold within 10 minutes, and a quarter of all, to drop to observe",
+)
 _links = env.text(
     "ANDON_LINKS",
     about="links of an incident's page, `NAME=URL` by white space; fields in braces, as in docs/oncall.md",

@@ -79,8 +79,10 @@ class Supervisor:
             try:
                 return self.client.resume(incident, attempt, exchange_id)
             except (Unreachable, AnswerError) as error:
-                # A refusal is a refusal; 429 and 5xx say "not now".
+                # A refusal is a refusal; 429, 5xx and ranks that have not said that they stopped: "not now".
                 refused = isinstance(error, AnswerError) and error.status < 500 and error.status != 429
+                if isinstance(error, AnswerError) and error.type.endswith("not-contained"):
+                    refused = False
                 if refused or time.monotonic() > deadline_s:
                     raise
             time.sleep(1.0)

@@ -1,12 +1,13 @@
 """The line under the bar of every page: a run that is held, an incident that nobody acknowledged."""
 
+from collections.abc import Collection
 from datetime import datetime
 
 from django.utils import timezone
 
 from incidents import answers, firstbad
 from incidents.holding import held_since_of
-from incidents.models import Incident
+from incidents.models import Incident, ResumeRequest
 from incidents.page import AlarmLine
 from incidents.queries import visible_incidents
 from runs import formatting as words
@@ -28,11 +29,20 @@ def alarm_lines(person: Person, *, now: datetime | None = None) -> list[AlarmLin
         .order_by("opened_at", "id")
     )
     held = held_since_of({incident.run_id for incident in found})
-    shown = [one for one in found if one.run_id in held or one.acknowledged_at is None]
+    glass = broken_glass([one.pk for one in found])
+    shown = [one for one in found if one.run_id in held or one.acknowledged_at is None or one.pk in glass]
     nodes = firstbad.only_node(shown)
     idle = _gpus([one for one in shown if one.run_id in held])
     lines = [
-        _line(one, held.get(one.run_id), nodes.get(one.pk, ""), now, idle.get(one.pk, 0)) for one in shown
+        _line(
+            one,
+            held.get(one.run_id),
+            nodes.get(one.pk, ""),
+            now,
+            idle_gpus=idle.get(one.pk, 0),
+            glass=glass.get(one.pk, ""),
+        )
+        for one in shown
     ]
     return sorted(lines, key=lambda line: -line.idle_gpus)
 
@@ -56,7 +66,22 @@ def others_words(lines: list[AlarmLine]) -> str:
     return "; ".join(said)
 
 
-def _line(incident: Incident, since: datetime | None, node: str, now: datetime, idle_gpus: int) -> AlarmLine:
+def broken_glass(incidents: Collection[int]) -> dict[int, str]:
+    """Return who broke the glass of which incident, and why; it stands until the incident is resolved."""
+    if not incidents:
+        return {}
+    rows = ResumeRequest.objects.filter(
+        incident__in=incidents,
+        kind=ResumeRequest.Kind.BREAK_GLASS,
+        state__in=[ResumeRequest.State.APPROVED, ResumeRequest.State.USED],
+    )
+    found = rows.order_by("id").values_list("incident_id", "requested_by__username", "note")
+    return {pk: f"{by} broke the glass: {words.inert(note, 200)}" for pk, by, note in found}
+
+
+def _line(
+    incident: Incident, since: datetime | None, node: str, now: datetime, *, idle_gpus: int, glass: str
+) -> AlarmLine:
     cell = answers.headline(incident, {**firstbad.UNKNOWN, **incident.first_bad}, node)
     return AlarmLine(
         incident=incident.pk,
@@ -66,6 +91,7 @@ def _line(incident: Incident, since: datetime | None, node: str, now: datetime, 
         f"{_who(incident)}",
         acknowledged=incident.acknowledged_at is not None,
         idle_gpus=idle_gpus,
+        glass=glass,
     )
 
 

@@ -11,6 +11,7 @@ from andon.policy import Policy
 from evidence.gates import Gate
 from evidence.queries import Counts
 from incidents import certainty, diagnosis, launched, plans, rules, standing
+from incidents import contained as containment
 from incidents.models import Incident, Plan, ResumeRequest, StateChange
 from incidents.page import (
     EvidenceAnswer,
@@ -247,15 +248,15 @@ def _goes_on(incident: Incident) -> str:
 
 def contained(situation: Situation) -> GateLine:
     """Return whether every rank stopped, or the launcher says that they are gone."""
-    obeys, attempt = situation.obedience, situation.attempt
-    if attempt is not None and attempt.exited_at is not None:
-        at = words.clock(attempt.exited_at, situation.now)
-        return GateLine("contained", "Contained", "done", f"attempt {attempt.number} is gone since {at} UTC")
-    if obeys["of"] and obeys["obeyed"] >= obeys["of"]:
-        return GateLine("contained", "Contained", "done", f"all {words.count(obeys['of'])} ranks stopped")
     if not situation.held:
         return GateLine("contained", "Contained", "not_yet", "the run is not held")
-    return GateLine("contained", "Contained", "running", _obedience_words(situation))
+    found = containment.of(situation.incident, situation.now)
+    if found.whole:
+        return GateLine("contained", "Contained", "done", found.says)
+    if found.still:
+        says = f"{found.says}; the supervisor confirms it when it takes the permit"
+        return GateLine("contained", "Contained", "running", says)
+    return GateLine("contained", "Contained", "running", f"{found.says}; no permit is handed out until then")
 
 
 def gate(situation: Situation, plan: Plan | None, request: ResumeRequest | None) -> list[GateLine]:

@@ -8,16 +8,19 @@ from django.http import HttpRequest
 from django.utils.dateparse import parse_datetime
 from ninja import Router, Schema
 
-from incidents import approval, permits, queries
+from incidents import approval, deciding_api, permits, queries, subjects
 from incidents.models import Incident
 from incidents.page import IncidentLine
 from incidents.refused import Refused
+from incidents.standing_approvals import api as standing_api
 from runs.access import PersonalToken, signed_run
 from runs.models import Person, Scope
 from runs.problems import Problem
 from runs.proof import NotAgain, prove_by_words
 
 router = Router(tags=["incidents"])
+router.add_router("", deciding_api.router)
+router.add_router("", standing_api.router)
 PAGE = 50
 MAX_BODY_BYTES = 64 * 1024
 
@@ -43,13 +46,14 @@ def resume(request: HttpRequest, run: str) -> dict[str, Any]:
     if int(request.headers.get("content-length") or 0) > MAX_BODY_BYTES:
         raise Problem(413, "too-large", f"a resume body has at most {MAX_BODY_BYTES} bytes")
     signed = signed_run(request, run, request.body)
-    incident, attempt = _resume_body(request.body)
+    incident, attempt, supervisor = _resume_body(request.body)
     try:
         permit = approval.exchange(
             run=signed,
             incident_id=incident,
             attempt=attempt,
             webhook_id=request.headers["webhook-id"],
+            supervisor=supervisor,
         )
     except Refused as refused:
         raise _problem(refused) from refused
@@ -101,7 +105,15 @@ def one_incident(request: HttpRequest, incident_id: int) -> dict[str, Any]:
         "gate": [{"line": line.code, "done": line.glyph == "done", "says": line.says} for line in page.gate],
         "plan": page.subject["plan"],
         "plan_why": page.plan.why if page.plan else "",
-        "approval": {"subject": page.subject, "digest": page.digest},
+        "approval": {
+            "subject": page.subject,
+            "digest": page.digest,
+            # What one person alone would sign.
+            "alone": {
+                kind: subjects.subject(incident, kind=kind, first_bad=page.first_bad_document)[1]
+                for kind in ("break_glass", "solo")
+            },
+        },
         "requests": [
             {
                 "id": str(one.id),
@@ -176,14 +188,21 @@ def _first_bad(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _resume_body(body: bytes) -> tuple[int, int]:
+def _resume_body(body: bytes) -> tuple[int, int, str]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise Problem(400, "undecodable", f"The body is not JSON: {error}") from error
     if not isinstance(document, dict):
         raise Problem(422, "bad-body", "The body must be an object with incident and attempt.")
-    return _whole(document.get("incident"), "incident"), _whole(document.get("attempt"), "attempt")
+    supervisor = document.get("supervisor", "")
+    if not isinstance(supervisor, str) or len(supervisor) > 100 or not supervisor.isprintable():
+        raise Problem(422, "bad-field", "supervisor: at most 100 characters.", field="supervisor")
+    return (
+        _whole(document.get("incident"), "incident"),
+        _whole(document.get("attempt"), "attempt"),
+        supervisor,
+    )
 
 
 def _whole(value: Any, field: str) -> int:

@@ -3,28 +3,36 @@
 Button, API and command call these functions. Each takes the run lock first, so that what is approved
 is what is there; each raises `Refused(code, says)` with words for the person who tried. A refusal that
 voids or expires something commits that before it is raised: call them outside of a transaction.
+What one person may do alone (false alarm, break-glass, the sole approver on duty) is in `incidents.alone`.
 """
 
-from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
 
-from django.db import transaction
 from django.utils import timezone
 
-from incidents import ledger, permits, plans, roles, states, subjects
-from incidents.models import Approval, Incident, Plan, ResumeRequest
-from incidents.permits import exchange
+from incidents import granting, permits, plans, roles, states, subjects
+from incidents.alone import break_glass, false_alarm, solo
+from incidents.door import within
+from incidents.exchanging import exchange
+from incidents.models import Approval, Incident, ResumeRequest
 from incidents.refused import Refused
 from incidents.subjects import subject
 from runs.formatting import count
-from runs.locks import lock_run
 from runs.models import Person
 from runs.policies import policy_for
 
-__all__ = ["approve", "exchange", "false_alarm", "reject", "request_resume", "subject", "withdraw"]
+__all__ = [
+    "approve",
+    "break_glass",
+    "exchange",
+    "false_alarm",
+    "reject",
+    "request_resume",
+    "solo",
+    "subject",
+    "withdraw",
+]
 
-T = TypeVar("T")
 S = Incident.State
 R = ResumeRequest.State
 
@@ -38,7 +46,7 @@ def request_resume(*, incident: Incident, person: Person, digest: str, note: str
     Raises:
         Refused: not-allowed, over, not-held, requested-already, plan-incomplete, gate-shut, changed.
     """
-    return _locked(incident, lambda fresh: _request(fresh, person, digest, note))
+    return within(incident, lambda fresh: _request(fresh, person, digest, note))
 
 
 def approve(*, incident: Incident, person: Person, digest: str) -> Approval:
@@ -53,7 +61,7 @@ def approve(*, incident: Incident, person: Person, digest: str) -> Approval:
         Refused: not-allowed, no-request, approved-already, requester, edited, waived, expired,
             changed-since-approval, changed (the page is old), gate-shut.
     """
-    return _locked(incident, lambda fresh: _approve(fresh, person, digest))
+    return within(incident, lambda fresh: _approve(fresh, person, digest))
 
 
 def reject(*, incident: Incident, person: Person, why: str) -> ResumeRequest:
@@ -62,7 +70,7 @@ def reject(*, incident: Incident, person: Person, why: str) -> ResumeRequest:
     Raises:
         Refused: not-allowed, no-request, reason-needed, taken.
     """
-    return _locked(incident, lambda fresh: _reject(fresh, person, why))
+    return within(incident, lambda fresh: _reject(fresh, person, why))
 
 
 def withdraw(*, incident: Incident, person: Person, why: str = "") -> ResumeRequest:
@@ -71,31 +79,7 @@ def withdraw(*, incident: Incident, person: Person, why: str = "") -> ResumeRequ
     Raises:
         Refused: no-request, not-allowed.
     """
-    return _locked(incident, lambda fresh: _withdraw(fresh, person, why))
-
-
-def false_alarm(*, incident: Incident, person: Person, why: str) -> Incident:
-    """Declare that nothing was wrong: one approver, a reason, resume in place, evidence kept.
-
-    Raises:
-        Refused: not-allowed, reason-needed, over, had-a-part, requested-already.
-    """
-    return _locked(incident, lambda fresh: _false_alarm(fresh, person, why))
-
-
-def _locked(incident: Incident, do: Callable[[Incident], T | Refused]) -> T:
-    with transaction.atomic():
-        lock_run(incident.run_id)
-        fresh = (
-            Incident.objects.select_for_update(no_key=True, of=("self",))
-            .select_related("run", "run__project", "dossier")
-            .get(pk=incident.pk)
-        )
-        outcome = do(fresh)
-    if isinstance(outcome, Refused):
-        raise outcome
-    incident.refresh_from_db()
-    return outcome
+    return within(incident, lambda fresh: _withdraw(fresh, person, why))
 
 
 def _request(incident: Incident, person: Person, digest: str, note: str) -> ResumeRequest | Refused:
@@ -151,6 +135,12 @@ def _approve(incident: Incident, person: Person, digest: str) -> Approval | Refu
     request = permits.live_request(incident)
     if request is None:
         return _no_request(incident)
+    if request.kind == ResumeRequest.Kind.SOLO and request.state == R.OPEN:
+        return Refused(
+            "solo-waits",
+            f"{_name(request.requested_by)} resumes as sole approver at {request.grants_at:%H:%M:%S} UTC: "
+            "reject it to stop it, or reject and approve a request instead.",
+        )
     if request.state == R.APPROVED:
         return Refused("approved-already", "It is approved already; the permit waits for its supervisor.")
     why_not = roles.why_not_approver(incident, person, request.requested_by)
@@ -189,29 +179,8 @@ def _approve(incident: Incident, person: Person, digest: str) -> Approval | Refu
         data={"digest": request.digest},
     )
     if request.approvals.count() >= request.approvers_needed:
-        _grant(incident, request, person)
+        granting.grant(incident, request, person=person)
     return approval
-
-
-def _grant(incident: Incident, request: ResumeRequest, person: Person) -> None:
-    """Everything an approved request sets in motion, in one transaction."""
-    request.state = R.APPROVED
-    request.save(update_fields=["state"])
-    states.move(incident, S.APPROVED, person=person, why=f"plan {request.plan.number} approved")
-    permit = permits.issue(incident, request, policy_for(incident.run_id))
-    plan = request.plan
-    none = "none: an approval moves nothing; the launch it permits does"
-    ledger.append(
-        run=incident.run,
-        action="approve",
-        why=f"{plan.get_kind_display()} approved for attempt {permit.attempt}, signing {request.digest}",
-        decided_by=str(person.opaque_id),
-        attempt=permit.attempt,
-        checkpoint=plan.checkpoint or None,
-        none_because=dict.fromkeys(("step", "ranks", "before", "after"), none)
-        | ({} if plan.checkpoint else {"checkpoint": "none: the ranks go on from memory"}),
-        incident=incident,
-    )
 
 
 def _reject(incident: Incident, person: Person, why: str) -> ResumeRequest | Refused:
@@ -243,56 +212,6 @@ def _withdraw(incident: Incident, person: Person, why: str) -> ResumeRequest | R
         incident, request, [f"withdrawn by {person.username}" + (f": {why.strip()}" if why.strip() else "")]
     )
     return request
-
-
-def _false_alarm(incident: Incident, person: Person, why: str) -> Incident | Refused:
-    roles.need_approver(person, incident.run.project, "declare a false alarm")
-    why = why.strip()
-    if not why:
-        return Refused(
-            "reason-needed", "Say why nothing was wrong: it is counted against the rule that held."
-        )
-    if incident.state != S.OPEN:
-        return Refused("over", f"Incident {incident.pk} is {incident.state}: too late for a false alarm.")
-    # Without a second person the first must have no stake: asking and then declaring would be approving
-    # one's own request by another name.
-    part = roles.why_not_approver(incident, person, None)
-    if not part and roles.requested(incident, person):
-        others = roles.names_of(roles.free_approvers(incident, person))
-        part = f"You asked to resume. {others or 'Another approver'} may."
-    if part:
-        return Refused("not-you", part, status=403)
-    if not incident.holds:
-        states.move(incident, S.FALSE_ALARM, person=person, why=why)
-        return incident
-    live = permits.live_request(incident)
-    if live is not None:
-        permits.void(incident, live, [f"declared a false alarm by {person.username}"])
-    plan = _in_place(incident, why)
-    policy = policy_for(incident.run_id)
-    signed, digest = subjects.subject(incident, plan=plan, kind=ResumeRequest.Kind.FALSE_ALARM)
-    now = timezone.now()
-    request = ResumeRequest.objects.create(
-        incident=incident,
-        kind=ResumeRequest.Kind.FALSE_ALARM,
-        plan=plan,
-        requested_at=now,
-        digest=digest,
-        subject=signed,
-        note=why,
-        approvers_needed=1,
-        expires_at=now + timedelta(seconds=policy.resume.approval_expires_s),
-    )
-    Approval.objects.create(request=request, approver=person, requester=None, digest=digest, at=now)
-    states.record(incident, kind="false_alarm", text=f"false alarm: {why}", person=person)
-    _grant(incident, request, person)
-    return incident
-
-
-def _in_place(incident: Incident, why: str) -> Plan:
-    made = plans.Draft(kind=Plan.Kind.RESUME_IN_PLACE, why=f"false alarm: {why}")
-    plans.complete(incident, made, policy=policy_for(incident.run_id), checkpoint=None, exclusions={})
-    return plans.store(incident, made, person=None)
 
 
 def _expire_if_due(incident: Incident, request: ResumeRequest) -> bool:

@@ -167,6 +167,17 @@ def of(
     )
 
 
+def leader(incident: Incident) -> tuple[str, str]:
+    """Return the family that a plan follows and why: of the closed cause, else what leads the board."""
+    cause = _cause(list(incident.board_changes.select_related("person").order_by("id")))
+    if cause is not None and cause.family:
+        return cause.family, f"{cause.by} closed the cause as {cause.certainty}: {cause.family}"
+    weighed = science.board(record(incident, incident.first_bad), tried(incident.probes.all()))
+    if weighed.leading is None:
+        return str(Family.UNKNOWN), "no family leads the board"
+    return str(weighed.leading.family), weighed.leading.why
+
+
 def owners(incident: Incident) -> dict[str, Person]:
     """Return who has which family."""
     return _owners(incident.board_changes.select_related("person").order_by("id"))

@@ -28,7 +28,7 @@ def next_answer(
     responder = project_member(person, project, *roles.RESPONDERS)
     acknowledge = _acknowledge(incident, responder)
     ask = _request(incident, responder, plan=plan, request=request, evidence_lacks=evidence_lacks)
-    approve = _approve(incident, person, request)
+    approve = _approve(incident, person, request, now)
     hold = _hold(incident, responder)
     check = Button("check-plan", "Check the plan", True)
     rest = [
@@ -125,12 +125,18 @@ def _hold(incident: Incident, responder: bool) -> Button:
     return Button("hold", label, True)
 
 
-def _approve(incident: Incident, person: Person, request: ResumeRequest | None) -> Button:
+def _approve(incident: Incident, person: Person, request: ResumeRequest | None, now: datetime) -> Button:
     if not project_member(person, incident.run.project, *roles.APPROVERS):
         who = roles.names_of(roles.approvers(incident.run.project)) or "nobody yet"
         return Button("approve", "Approve", False, f"Approver: {who}.", never=True)
     if request is None or request.state != ResumeRequest.State.OPEN:
         return Button("approve", "Approve", False, "Nothing is requested.")
+    if request.kind == ResumeRequest.Kind.SOLO and request.grants_at is not None:
+        by = request.requested_by.username if request.requested_by else "Somebody"
+        at = f"{words.clock(request.grants_at, now)} UTC"
+        return Button(
+            "approve", "Approve", False, f"{by} resumes as sole approver at {at}. Reject it to stop it."
+        )
     why_not = roles.why_not_approver(incident, person, request.requested_by)
     if not why_not and request.approvals.filter(approver=person).exists():
         why_not = "You approved; another approver is needed."

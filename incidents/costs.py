@@ -46,6 +46,12 @@ def of_plan(incident: Incident, plan: Plan, policy: Policy) -> Cost:
     return of_seconds(seconds, gpus(incident.run, incident.attempt), policy)
 
 
+def of_steps(incident: Incident, lost: int | None, policy: Policy, step_s: float | None) -> Cost:
+    """Return what running `lost` steps again costs, with the step time already read."""
+    known = None if lost is None else 0.0 if lost == 0 else None if step_s is None else lost * step_s
+    return of_seconds(known, gpus(incident.run, incident.attempt), policy)
+
+
 def gpus(run: Run, attempt: int) -> int | None:
     """Return how many GPUs an attempt has: one per rank, as its launch reported."""
     rows = Attempt.objects.filter(run=run, number=attempt).values_list("world_size", flat=True)
@@ -54,6 +60,10 @@ def gpus(run: Run, attempt: int) -> int | None:
 
 def step_time_s(run: Run, attempt: int) -> float | None:
     """Return the median step time of the newest steps: as reported, else from when they occurred."""
+    return kept(("step time", run.pk, attempt), lambda: _step_time_s(run, attempt))
+
+
+def _step_time_s(run: Run, attempt: int) -> float | None:
     rows = list(
         Event.objects.filter(run_id=run.pk, attempt=attempt, type="step", step__isnull=False)
         .order_by("-step")

@@ -10,7 +10,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from evidence import actions as evidence_actions
 from evidence.models import Item
-from incidents import actions, approval
+from incidents import actions, approval, plan_form, plans
 from incidents.incident_page import IncidentPage
 from incidents.models import Incident
 from incidents.refused import Refused
@@ -52,16 +52,11 @@ def acknowledge(request: HttpRequest, incident_id: int) -> HttpResponse:
 @login_required
 def change_plan(request: HttpRequest, incident_id: int) -> HttpResponse:
     """Make a new version of the plan from the form."""
-    step = request.POST.get("checkpoint_step", "")
 
     def do(incident: Incident, person: Person) -> None:
-        actions.change_plan(
-            incident=incident,
-            person=person,
-            kind=request.POST.get("kind") or None,
-            checkpoint_step=int(step) if step.isdecimal() and len(step) < 19 else None,
-            why=request.POST.get("why", "").strip(),
-        )
+        known = plans.newest(incident)
+        given = plan_form.read(request.POST, known.exclusions if known else {})
+        actions.change_plan(incident=incident, person=person, **given)
 
     return act(request, incident_id, do, anchor="plan")
 
@@ -93,6 +88,55 @@ def false_alarm(request: HttpRequest, incident_id: int) -> HttpResponse:
         approval.false_alarm(incident=incident, person=person, why=request.POST.get("why", "").strip())
 
     return act(request, incident_id, do)
+
+
+@require_POST
+@login_required
+def break_glass(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Resume alone and now: the named role, a reason, the run's name typed, the person proven again."""
+
+    def do(incident: Incident, person: Person) -> None:
+        prove_again(request, person)
+        approval.break_glass(
+            incident=incident,
+            person=person,
+            why=request.POST.get("why", ""),
+            run_name=request.POST.get("run_name", ""),
+            digest=request.POST.get("digest", ""),
+        )
+
+    return act(request, incident_id, do, anchor="approval")
+
+
+@require_POST
+@login_required
+def solo(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Resume as the sole approver on duty, after the delay in which any approver may reject it."""
+
+    def do(incident: Incident, person: Person) -> None:
+        prove_again(request, person)
+        approval.solo(
+            incident=incident,
+            person=person,
+            digest=request.POST.get("digest", ""),
+            why=request.POST.get("note", ""),
+        )
+
+    return act(request, incident_id, do, anchor="approval")
+
+
+@require_POST
+@login_required
+def withdraw(request: HttpRequest, incident_id: int) -> HttpResponse:
+    """Take back one's own request."""
+    return act(
+        request,
+        incident_id,
+        lambda incident, person: approval.withdraw(
+            incident=incident, person=person, why=request.POST.get("why", "")
+        ),
+        anchor="approval",
+    )
 
 
 @require_POST

@@ -13,7 +13,7 @@ from andon.diagnose.board import FAMILIES
 from andon.diagnose.families import Family
 from andon.diagnose.probes import OWN, own, probe_of
 from andon.diagnose.probes import Probe as Known
-from incidents import board, roles, states
+from incidents import board, review, roles, states
 from incidents.models import BoardChange, Incident, Probe
 from incidents.refused import Refused
 from runs.models import Person
@@ -133,6 +133,7 @@ def record(*, incident: Incident, person: Person, number: int, result: str, note
         probe.save()
         text = f"{probe}: {said.words}" + (f". {probe.note}" if probe.note else "")
         _change(fresh, person, K.RESULT, text, family=probe.family, probe=probe)
+        review.ask(fresh)  # another family may lead now, and Andon's own plan follows it
     return probe
 
 
@@ -171,6 +172,7 @@ def close_cause(
         data = {"certainty": certainty, "ids": carried}
         text = f"{words}. {why.strip()[:_TEXT]}"
         _change(fresh, person, K.CAUSE, text, family=about, data=data, own=why.strip()[:_TEXT])
+        review.ask(fresh)
 
 
 def _family(name: str) -> str:

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from andon.detect.cells import FirstBad, Phase
 from andon.detect.finding import Finding as Said
 from andon.diagnose.devices import is_fault
-from andon.diagnose.families import Diagnosis, Facts, PlanChoice, default_plan, diagnose
+from andon.diagnose.families import Diagnosis, Facts, Family, PlanChoice, default_plan, diagnose
 from andon.diagnose.symptoms import SYMPTOMS, Symptom
 from incidents import firstbad, rules
 from incidents.models import Incident
@@ -41,20 +43,27 @@ def of(
     *,
     recurrence: Recurrence = "none",
     checkpoint_suspect: bool = False,
+    leading: tuple[str, str] | None = None,
 ) -> Answer:
-    """Return the leading family of one incident; without findings it was held by a person."""
+    """Return the leading family of one incident; without findings it was held by a person.
+
+    Args:
+        leading: the family that the board names, and why, where it knows more than the findings.
+    """
     launched = attempt_of(run, attempt)
     bad = [finding for finding in findings if finding.kind != rules.LAUNCH_WITHOUT_PERMIT]
     facts = Facts(
         update_applied=applied(bad, first_bad),
         restarted_at=launched.first_step if launched and launched.number > 1 else None,
         recurrence=recurrence,
-        hardware_nodes=_hardware_nodes(run, attempt),
+        hardware_nodes=hardware_nodes(run, attempt),
         bad_nodes=frozenset(firstbad.nodes_of(launched, first_bad["ranks"])),
         checkpoint_suspect=checkpoint_suspect or any(f.kind == "restore_differs" for f in bad),
         held_by_hand=not findings,
     )
     answer: Diagnosis = diagnose([said(finding) for finding in bad], cell(first_bad), facts)
+    if leading is not None and findings and leading[0] != answer.family:
+        answer = msgspec.structs.replace(answer, family=Family(leading[0]), why=leading[1])
     return Answer(answer.symptom, str(answer.family), answer.why, default_plan(answer, facts))
 
 
@@ -104,7 +113,8 @@ def applied(findings: list[Finding], first_bad: dict[str, Any]) -> bool | None:
     return None
 
 
-def _hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
+def hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
+    """Return the nodes of an attempt on which a hardware fault was recorded."""
     rows = (
         Event.objects.filter(run_id=run.pk, attempt=attempt, type__in=_HARDWARE_EVENTS)
         .exclude(node="")

@@ -20,6 +20,7 @@ from incidents import (
     peaks,
     permits,
     plan_words,
+    plans,
     roles,
     rows,
     similar,
@@ -122,6 +123,21 @@ class IncidentPage:
     def _permit(self) -> Permit | None:
         return next((found for one in self._requests if (found := getattr(one, "permit", None))), None)
 
+    @property
+    def plan_lacks(self) -> list[str]:
+        """What the plan in force still needs."""
+        return plans.lacks(self._plan)
+
+    @property
+    def newest_plan(self) -> Plan | None:
+        """The row of the plan in force."""
+        return self._plan
+
+    @property
+    def live_request(self) -> ResumeRequest | None:
+        """The row of the live request."""
+        return self._live
+
     @cached_property
     def first_bad_document(self) -> dict[str, Any]:
         """The first-bad cell as it is now, as data."""
@@ -146,7 +162,9 @@ class IncidentPage:
 
     @cached_property
     def _signed(self) -> tuple[dict[str, Any], str]:
-        return subjects.subject(self.incident, plan=self._plan, first_bad=self.first_bad_document)
+        # Of what was asked for, where one person alone asked for it.
+        kind = self._live.kind if self._live else ResumeRequest.Kind.RESUME
+        return subjects.subject(self.incident, plan=self._plan, kind=kind, first_bad=self.first_bad_document)
 
     # The four answers
 

@@ -9,9 +9,11 @@ from django.db import transaction
 from django.dispatch import receiver
 from django.utils import timezone
 
-from incidents import costs, holding, ledger, opening, permits, plans, positions, rules, states, watching
-from incidents.models import Incident, Permit, Plan, ResumeRequest
+from incidents import holding, ledger, opening, permits, relaunching, resumptions, rules, states, watching
+from incidents.exchanging import is_past
+from incidents.models import Incident, Permit, ResumeRequest
 from incidents.paging import raising
+from incidents.rulebook import breaker
 from runs.directives import current, set_directive
 from runs.locks import lock_run
 from runs.models import Attempt, Checkpoint, Finding, Run
@@ -36,11 +38,13 @@ def judge(run: Run, attempt: Attempt, permit_id: str) -> None:
     run = lock_run(run.pk)
     directive = current(run.pk)
     incident = states.unresolved(run.pk)
+    permit = _permit(run, permit_id)
     if directive is None or directive.kind == "continue":
+        if permit is not None and _allows_again(permit, attempt):
+            relaunching.accept(permit, attempt)
         if incident is not None and incident.state == S.WATCHING:
             watching.watch_newer(incident, attempt)
         return
-    permit = _permit(run, permit_id)
     if permit is not None and _allows(permit, attempt):
         _accept(permit, attempt)
     elif _already_refused(run, attempt) or _may_still_report(run, attempt):
@@ -59,7 +63,7 @@ def on_checkpoint(sender: object, run: Run, checkpoint: Checkpoint, **kwargs: An
         .filter(run=run, state=Permit.State.EXCHANGED, launches__gt=0)
         .first()
     )
-    if permit is not None and checkpoint.attempt >= permit.attempt and _is_past(checkpoint, permit):
+    if permit is not None and checkpoint.attempt >= permit.attempt and is_past(checkpoint, permit):
         spent = Permit.objects.filter(pk=permit.pk, state=Permit.State.EXCHANGED).update(
             state=Permit.State.SPENT,
             ended_at=timezone.now(),
@@ -156,6 +160,15 @@ def _allows(permit: Permit, attempt: Attempt) -> bool:
     )
 
 
+def _allows_again(permit: Permit, attempt: Attempt) -> bool:
+    """Whether a launch under continue is one its permit was taken for: each exchange lets one happen."""
+    return (
+        permit.state == Permit.State.EXCHANGED
+        and permit.attempt == attempt.number
+        and permit.launches < len(permit.exchanges)
+    )
+
+
 def _accept(permit: Permit, attempt: Attempt) -> None:
     incident, request, plan = permit.incident, permit.request, permit.request.plan
     Permit.objects.filter(pk=permit.pk).update(launches=permit.launches + 1)
@@ -165,6 +178,7 @@ def _accept(permit: Permit, attempt: Attempt) -> None:
     why = f"attempt {attempt.number} was launched with its permit"
     if request.kind == ResumeRequest.Kind.FALSE_ALARM:
         states.move(incident, S.FALSE_ALARM, why=why)
+        breaker.ask(incident)
         # Nothing failed, so there is no window to get past: the resume it let happen has happened.
         Permit.objects.filter(pk=permit.pk).update(
             state=Permit.State.SPENT, ended_at=timezone.now(), ended_why="false alarm: resumed in place"
@@ -181,76 +195,7 @@ def _accept(permit: Permit, attempt: Attempt) -> None:
         why=why,
     )
     states.record(incident, kind="directive", text=f"continue, directive {directive.seq}: {why}")
-    _write_resumption(permit, attempt)
-
-
-def _write_resumption(permit: Permit, attempt: Attempt) -> None:
-    """Ledger rows of what the launch did: the rollback, the skip, and the resume itself."""
-    incident, plan, run = permit.incident, permit.request.plan, permit.run
-    numbers = plan.numbers
-    halt, old = numbers.get("halt_step"), numbers.get("attempt") or incident.attempt
-    before = positions.at(run, old, halt) if halt is not None else None
-    after, no_after = _after(plan)
-    ranks, no_ranks = holding.everyone(run, attempt.number)
-    decided = permit.request.approvals.order_by("id").last()
-    who = str(decided.approver.opaque_id) if decided else "andon"
-    reasons: dict[str, str] = {} if ranks else {"ranks": no_ranks}
-    reasons |= before.reasons("before") if before else {"before": "the step it stopped at is not known"}
-    reasons |= no_after
-    if halt is None:
-        reasons["step"] = "the step it stopped at is not known"
-    if not plan.checkpoint:
-        reasons["checkpoint"] = "none: the ranks go on from memory"
-    cost = costs.of_plan(incident, plan, policy_for(run.pk)).gpu_hours
-    common: dict[str, Any] = {
-        "run": run,
-        "decided_by": who,
-        "attempt": attempt.number,
-        "step": halt,
-        "ranks": ranks,
-        "before": before.values if before else None,
-        "after": after,
-        "checkpoint": plan.checkpoint or None,
-        "incident": incident,
-    }
-    if plan.kind in plans.ROLLBACKS:
-        lost = numbers.get("steps_lost")
-        more = {} if lost is not None else {"steps_lost": "the step it stopped at is not known"}
-        more |= {} if cost is not None else {"gpu_hours_lost": "step time or world size was not reported"}
-        ledger.append(
-            action="rollback",
-            why=plan.why or plan.get_kind_display(),
-            steps_lost=lost,
-            gpu_hours_lost=cost,
-            none_because=reasons | more,
-            **common,
-        )
-    if plan.skip:
-        start, stop = plan.skip["from"], plan.skip["to"]
-        ledger.append(
-            action="skip",
-            why=f"samples {start} to {stop} are left out (half open, absolute)",
-            samples_skipped=stop - start,
-            none_because=reasons,
-            **common,
-        )
-    ledger.append(
-        action="resume",
-        why=f"{plan.get_kind_display()}: attempt {attempt.number} launched with permit {permit.public_id}",
-        none_because=reasons,
-        **common,
-    )
-
-
-def _after(plan: Plan) -> tuple[dict[str, int | None] | None, dict[str, str]]:
-    values = {name: plan.positions.get(name) for name in ledger.POSITIONS}
-    if all(value is None for value in values.values()):
-        return None, {"after": "the plan names no position: the ranks go on from memory"}
-    return values, {
-        f"after.{name}": "the checkpoint does not keep it" if plan.checkpoint else "it was not reported"
-        for name, value in values.items()
-        if value is None
-    }
+    resumptions.write(permit, attempt)
 
 
 def _refuse(
@@ -331,14 +276,3 @@ def _why_refused(attempt: Attempt, permit_id: str, permit: Permit | None) -> str
     if permit.expires_at <= timezone.now():
         return f"attempt {number} was launched with a permit that expired"
     return f"attempt {number} was launched with a permit that is {permit.state}"
-
-
-def _is_past(checkpoint: Checkpoint, permit: Permit) -> bool:
-    plan = permit.request.plan
-    began = plan.checkpoint.get("step")
-    if began is not None and checkpoint.step <= began:
-        return False
-    if plan.skip and checkpoint.loader_position is not None:
-        return checkpoint.loader_position >= int(plan.skip["to"])
-    last = plan.numbers.get("last_bad_step")
-    return last is None or checkpoint.step > int(last)

@@ -5,6 +5,8 @@ from django.db.models import F, Q
 
 from evidence.models import Dossier
 from incidents.paging import models as _paging  # noqa: F401 - its tables belong to this app
+from incidents.rulebook import models as _rulebook  # noqa: F401 - likewise
+from incidents.standing_approvals.models import StandingApproval
 from runs.models import Person, Run
 
 
@@ -152,6 +154,14 @@ class ResumeRequest(models.Model):
         RESUME = "resume", "resume"
         # Declared by one approver with a reason: it has no requester, so nobody approves their own.
         FALSE_ALARM = "false_alarm", "false alarm"
+        # One person alone, in an emergency: a role the policy names, a reason, everybody told.
+        BREAK_GLASS = "break_glass", "break-glass"
+        # The sole approver on duty, after a delay in which any approver can veto.
+        SOLO = "solo", "sole approver on duty"
+        # Within what an approver signed in advance; it has no requester.
+        STANDING = "standing", "standing approval"
+
+    ALONE = ("false_alarm", "break_glass", "solo")  # one person's word, so no requester stands beside it
 
     incident = models.ForeignKey(Incident, models.CASCADE, related_name="requests")
     kind = models.CharField(max_length=12, choices=Kind.choices, default=Kind.RESUME)
@@ -166,6 +176,8 @@ class ResumeRequest(models.Model):
     ended_at = models.DateTimeField(null=True)
     ended_why = models.JSONField(default=list)  # what changed, or the reason of a rejection
     expires_at = models.DateTimeField()
+    grants_at = models.DateTimeField(null=True)  # of a sole approver: when the time to veto is over
+    standing = models.ForeignKey(StandingApproval, models.PROTECT, null=True, related_name="requests")
 
     class Meta:
         constraints = [
@@ -173,7 +185,13 @@ class ResumeRequest(models.Model):
                 fields=["incident"], condition=Q(state__in=["open", "approved"]), name="one_live_request"
             ),
             models.CheckConstraint(
-                condition=Q(kind="false_alarm") | Q(requested_by__isnull=False), name="resume_has_requester"
+                condition=Q(kind__in=["false_alarm", "standing"]) | Q(requested_by__isnull=False),
+                name="resume_has_requester",
+            ),
+            models.CheckConstraint(
+                condition=Q(kind="standing", standing__isnull=False)
+                | (~Q(kind="standing") & Q(standing__isnull=True)),
+                name="standing_request_names_its_approval",
             ),
         ]
 
@@ -220,7 +238,10 @@ class Permit(models.Model):
     issued_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     exchanged_at = models.DateTimeField(null=True)
-    exchanged_by = models.CharField(max_length=200, blank=True)  # webhook-id of the exchange
+    exchanged_by = models.CharField(max_length=200, blank=True)  # webhook-id of the newest exchange
+    supervisor = models.CharField(max_length=100, blank=True)  # who took it, as it named itself: it may again
+    # Each exchange: {"webhook_id", "attempt", "at", "document"}; every one lets one launch happen.
+    exchanges = models.JSONField(default=list)
     launches = models.PositiveSmallIntegerField(default=0)
     ended_at = models.DateTimeField(null=True)
     ended_why = models.TextField(blank=True)

@@ -28,6 +28,7 @@ from incidents import (
     worsening,
 )
 from incidents.models import Incident, StateChange
+from incidents.rulebook import breaker
 from incidents.rules import Effect
 from runs.attempts import attempt_of
 from runs.locks import lock_run
@@ -126,6 +127,8 @@ def open_incident(
         if holds:
             holding.end_live_permit(run, f"incident {incident.pk} opened")
             holding.hold(incident, finding=lead, policy=policy, person=person, why=why)
+            if lead is not None:
+                breaker.ask(incident)
         plans.draft_first(incident, policy=policy, findings=mine, answer=answer)
     return incident
 

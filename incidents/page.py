@@ -301,3 +301,4 @@ class AlarmLine:
     says: str
     acknowledged: bool
     idle_gpus: int = 0  # of a held run, as its launch reported
+    glass: str = ""  # who broke the glass and why, until the incident is resolved

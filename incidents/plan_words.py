@@ -1,5 +1,7 @@
 """A plan in words, with what carrying it out costs."""
 
+from typing import Any
+
 from incidents import costs, plans
 from incidents.answers import Situation
 from incidents.models import Plan
@@ -34,7 +36,7 @@ def plan_view(situation: Situation, plan: Plan) -> PlanView:
         made_by=plan.made_by.username if plan.made_by else "Andon",
         made_at=plan.made_at,
         missing=plans.lacks(plan),
-        cost=PlanCost(lost, cost.seconds, cost.gpu_hours, cost.money, cost.currency, _cost_words(lost, cost)),
+        cost=PlanCost(lost, cost.seconds, cost.gpu_hours, cost.money, cost.currency, cost_words(lost, cost)),
         numbers=plan.numbers,
     )
 
@@ -59,14 +61,17 @@ def _exclusion_words(plan: Plan) -> str:
 def _change_words(plan: Plan) -> str:
     if not plan.changes:
         return "none: same training regime, results stay comparable"
-    return "; ".join(
-        f"{change['what']}: {change.get('was')} → {change.get('to')}"
-        + (" (changes the regime: not comparable)" if change["changes_regime"] else "")
-        for change in plan.changes
-    )
+    return "; ".join(map(_change_word, plan.changes))
 
 
-def _cost_words(lost: int | None, cost: costs.Cost) -> str:
+def _change_word(change: dict[str, Any]) -> str:
+    was, what, to = change.get("was"), change["what"], change.get("to")
+    said = f"{what} = {to}" if was is None else f"{what}: {was} → {to}"
+    return said + (" (changes the regime: not comparable)" if change["changes_regime"] else "")
+
+
+def cost_words(lost: int | None, cost: costs.Cost) -> str:
+    """Return what a plan costs: steps run again, time, GPU-hours, money."""
     if lost is None:
         return "not known yet: the step it stopped at is not known"
     if lost == 0:

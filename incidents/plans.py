@@ -12,11 +12,12 @@ from django.utils import timezone
 
 from andon.policy import Policy
 from evidence.queries import last_good, last_good_item
-from incidents import attached, diagnosis, firstbad, holding, positions, rules, states
+from incidents import attached, board, diagnosis, firstbad, holding, positions, rules, states
 from incidents.models import Incident, Plan
 from runs.attempts import attempt_of
 from runs.formatting import count
 from runs.models import Checkpoint, Finding, Person, Run
+from runs.reading import kept
 
 K = Plan.Kind
 ROLLBACKS = frozenset({K.ROLLBACK_AND_REPLAY, K.ROLLBACK_AND_SKIP, K.ROLLBACK_ONE_FURTHER})
@@ -58,7 +59,7 @@ def outdated(incident: Incident, plan: Plan | None) -> bool:
     """Whether Andon's own plan goes back to another checkpoint than the evidence now calls last good."""
     if plan is None or plan.made_by_id is not None or plan.kind not in ROLLBACKS:
         return False
-    chosen = _checkpoint(incident, plan.kind)
+    chosen = checkpoint_for(incident, plan.kind)
     return chosen is not None and plan.checkpoint != document(chosen)
 
 
@@ -140,7 +141,7 @@ def _content_of(made: Draft) -> dict[str, Any]:
 
 
 def default(incident: Incident, *, policy: Policy) -> Draft:
-    """Return the plan that follows from the leading family, with its why."""
+    """Return the plan that follows from the family that leads the diagnosis board, with its why."""
     findings = attached.findings(incident)
     by_hand = incident.kind == rules.HELD_BY_HAND
     mine = [finding for finding in findings if finding.attempt == incident.attempt]
@@ -150,12 +151,15 @@ def default(incident: Incident, *, policy: Policy) -> Draft:
         [] if by_hand else mine,
         incident.first_bad,
         recurrence=diagnosis.known_recurrence(incident),
+        leading=None if by_hand else board.leader(incident),
     )
     return _follow(incident, answer, mine, policy)
 
 
 def _follow(incident: Incident, answer: diagnosis.Answer, findings: list[Finding], policy: Policy) -> Draft:
     made = Draft(kind=answer.plan.kind, why=answer.plan.why)
+    if not incident.holds and incident.kind in rules.NEVER_HOLDS:
+        made.kind, made.why = K.ROLLBACK_AND_REPLAY, "not the job's own doing: the same data again"
     suspects = _suspects(incident) if answer.family == "hardware" else {}
     complete(incident, made, policy=policy, checkpoint=None, exclusions=suspects, findings=findings)
     return made
@@ -179,7 +183,7 @@ def complete(
     made.exclusions = exclusions
     made.numbers = {"first_bad_step": first, "last_bad_step": last, "halt_step": halt, "attempt": attempt}
     if made.kind in ROLLBACKS:
-        chosen = checkpoint or _checkpoint(incident, made.kind)
+        chosen = checkpoint or checkpoint_for(incident, made.kind)
         if chosen is None:
             limit = "" if first is None else f" before step {count(first)}"
             made.lacks.append(_no_checkpoint(incident, limit))
@@ -245,8 +249,9 @@ def _no_checkpoint(incident: Incident, limit: str) -> str:
     return f"no verified checkpoint{limit} is known yet"
 
 
-def _checkpoint(incident: Incident, kind: str) -> Checkpoint | None:
-    chosen = last_good(incident.dossier)
+def checkpoint_for(incident: Incident, kind: str) -> Checkpoint | None:
+    """Return the checkpoint that the rule takes for a kind of rollback, None while none is verified."""
+    chosen = kept(("last good", incident.dossier_id), lambda: last_good(incident.dossier))
     if chosen is not None and chosen.state != Checkpoint.State.VERIFIED:
         chosen = None
     if kind != K.ROLLBACK_ONE_FURTHER or chosen is None:

@@ -12,6 +12,7 @@ from django.utils import timezone
 
 from incidents import describing, firstbad, permits, plans, rules
 from incidents.models import Incident
+from incidents.standing_approvals import granting as standing
 from runs.locks import lock_run
 from runs.models import Finding, Work
 from runs.policies import policy_for
@@ -42,7 +43,7 @@ def again(incident_id: int) -> None:
         lock_run(run_id)
         incident = (
             Incident.objects.select_for_update(no_key=True, of=("self",))
-            .select_related("run", "dossier")
+            .select_related("run", "run__project", "dossier")
             .get(pk=incident_id)
         )
         if incident.state not in Incident.UNRESOLVED:
@@ -59,6 +60,7 @@ def again(incident_id: int) -> None:
         # A person's plan stays theirs, and a live request was made for exactly this one.
         if (plan is None or plan.made_by_id is None) and permits.live_request(incident) is None:
             plans.draft(incident, policy=policy_for(run_id))
+        standing.grant_if_covered(incident)
 
 
 def _take_backfill(incident: Incident) -> None:
@@ -119,7 +121,7 @@ def sweep() -> int:
 def _waits(incident: Incident) -> bool:
     plan = plans.newest(incident)
     waits = bool(plans.lacks(plan)) or permits.live_request(incident) is not None
-    return waits or plans.outdated(incident, plan)
+    return waits or plans.outdated(incident, plan) or standing.waits(incident)
 
 
 def _waited_for(incident_ids: list[int]) -> dict[int, str]:

@@ -11,6 +11,7 @@ from django.db import migrations
 APPEND_ONLY = (
     "incidents_ledgerrow",
     "incidents_approval",
+    "incidents_rulejudgement",
     "incidents_boardchange",
     "incidents_postmortemedit",
     "incidents_postmortemversion",

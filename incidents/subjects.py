@@ -11,6 +11,7 @@ from runs.formatting import count, rank_words
 from runs.policies import policy_for
 
 SCHEMA = "andon.approval-subject/1"
+WITHOUT_EVIDENCE = (ResumeRequest.Kind.FALSE_ALARM, ResumeRequest.Kind.BREAK_GLASS)
 
 
 def subject(
@@ -28,7 +29,8 @@ def subject(
 
     Args:
         plan: the plan to sign; None: the newest.
-        kind: a false alarm signs no evidence: it is kept, and need not be sealed first.
+        kind: a false alarm signs no evidence, since it is kept and need not be sealed first, and who
+            breaks the glass does not wait for it.
         first_bad: the first-bad document, when the caller has just read it.
     """
     plan = plan or plans.newest(incident)
@@ -38,12 +40,12 @@ def subject(
         "incident": str(incident.pk),
         "attempt": newest_attempt(incident.run_id),
         "first_bad": firstbad.of_incident(incident) if first_bad is None else first_bad,
-        "evidence": [] if kind == ResumeRequest.Kind.FALSE_ALARM else evidence(incident),
+        "evidence": [] if kind in WITHOUT_EVIDENCE else evidence(incident),
         "plan": None if plan is None else plans.content(plan),
         "policy": policy_for(incident.run_id).digest(),
     }
-    if kind == ResumeRequest.Kind.FALSE_ALARM:
-        signed["false_alarm"] = True
+    if kind != ResumeRequest.Kind.RESUME:
+        signed[str(kind)] = True
     return signed, sha256(signed)
 
 

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from incidents import launches, opening, review, traits, watching
+from incidents import alone, launches, opening, review, traits, watching
 from incidents.paging import deadman, on_call, raising
 
 
@@ -14,8 +14,9 @@ def sweep_findings() -> None:
 
 @shared_task(name="incidents.tasks.sweep_incidents")
 def sweep_incidents() -> None:
-    """Review what waits, judge launches, end what expired or was watched long enough, keep traits."""
+    """Review what waits, grant what nobody vetoed, judge launches, end what is over, keep traits."""
     review.sweep()
+    alone.sweep_solo()
     launches.sweep_launches()
     launches.sweep_expired()
     watching.sweep()

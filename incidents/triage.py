@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from andon.policy import Policy
+from incidents import alone_part, choices, plan_form
 from incidents.incident_page import IncidentPage
 from incidents.models import Plan
 from incidents.page import FindingLine, IncidentLine
@@ -45,7 +46,16 @@ def plan_context(page: IncidentPage) -> dict[str, object]:
         "checkpoints": checkpoints.order_by("-step").values("step", "state").distinct()[:CHOICES],
         "chosen_step": chosen,
         "lacking": [line for line in page.gate if line.glyph == "missing"],
+        "choices": choices.of(page),
+        "change_names": plan_form.CHANGES,
+        "change_rows": _change_rows(page),
+        "alone": alone_part.of(page),
     }
+
+
+def _change_rows(page: IncidentPage) -> list[dict[str, Any]]:
+    known = list(page.plan.changes) if page.plan is not None else []
+    return (known + [{}] * plan_form.ROWS)[: max(plan_form.ROWS, len(known))]
 
 
 @dataclass(frozen=True, slots=True)

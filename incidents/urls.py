@@ -12,12 +12,15 @@ from incidents import (
     node_views,
     note_views,
     raw_views,
+    regimes,
     system,
     views,
 )
 from incidents.paging import views as paging_views
 from incidents.postmortem import views as postmortem
 from incidents.postmortem.render import TYPES
+from incidents.rulebook import views as rulebook
+from incidents.standing_approvals import views as standing
 
 urlpatterns = [
     path("incidents", views.incidents, name="incidents"),
@@ -55,6 +58,9 @@ urlpatterns = [
     ),
     path("incidents/<int:incident_id>/approve", decisions.approve, name="approve"),
     path("incidents/<int:incident_id>/reject", decisions.reject, name="reject"),
+    path("incidents/<int:incident_id>/withdraw", decisions.withdraw, name="withdraw"),
+    path("incidents/<int:incident_id>/break-glass", decisions.break_glass, name="break_glass"),
+    path("incidents/<int:incident_id>/solo", decisions.solo, name="solo"),
     path("incidents/<int:incident_id>/raw/<slug:name>", raw_views.read, name="raw"),
     path("incidents/<int:incident_id>/duties", first_hour_views.give_duty, name="give_duty"),
     path("incidents/<int:incident_id>/status", first_hour_views.status, name="status"),
@@ -62,6 +68,7 @@ urlpatterns = [
     path("incidents/<int:incident_id>/hand-over", first_hour_views.hand_over, name="hand_over"),
     path("acknowledge/<str:token>", first_hour_views.acknowledge_by_link, name="acknowledge_by_link"),
     path("runs/<slug:slug>/hold", decisions.hold, name="hold"),
+    path("runs/<slug:slug>/lineage", regimes.lineage, name="lineage"),
     path("runs/<slug:slug>/ledger", ledger_views.run_ledger, name="run_ledger"),
     path("runs/<slug:slug>/seen", ledger_views.run_seen, name="run_seen"),
     *(
@@ -78,6 +85,16 @@ urlpatterns = [
     path("nodes", node_views.nodes, name="nodes"),
     path("fragments/nodes", node_views.nodes_table, name="nodes_table"),
     path("nodes/<path:node>", node_views.node, name="node"),
+    path("rules", rulebook.show, name="rules"),
+    path("rules/<slug:rule>", rulebook.one, name="rule"),
+    path("rules/<slug:rule>/<slug:slug>", rulebook.on_run, name="rule_on_run"),
+    path("rules/<slug:rule>/<slug:slug>/mode", rulebook.set_mode, name="set_mode"),
+    path("rules/<slug:rule>/<slug:slug>/judge", rulebook.judge, name="judge"),
+    path("standing", standing.show, name="standing"),
+    path("standing/new", standing.create, name="standing_new"),
+    path("standing/<int:standing_id>", standing.one, name="standing_one"),
+    path("standing/<int:standing_id>/sign", standing.sign, name="standing_sign"),
+    path("standing/<int:standing_id>/revoke", standing.revoke, name="standing_revoke"),
     path("search", system.search, name="search"),
     path("system", system.system, name="system"),
     path("system/probe.json", system.probe_json, name="probe_json"),

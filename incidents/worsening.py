@@ -4,6 +4,7 @@ from andon.policy import Policy
 from incidents import describing, firstbad, holding, plans, rules, states, watching
 from incidents.models import Incident
 from incidents.paging import raising
+from incidents.rulebook import breaker
 from incidents.rules import Effect
 from runs.models import Finding, Person
 from runs.policies import policy_for
@@ -19,6 +20,7 @@ def hold_open(incident: Incident, *, person: Person, why: str) -> Incident:
     _holds_now(incident)
     states.record(incident, kind="held", text=f"held by hand: {why}", person=person)
     policy = policy_for(incident.run_id)
+    holding.end_live_permit(incident.run, f"held by hand by {person.username}")
     holding.hold(incident, finding=None, policy=policy, person=person, why=why)
     plans.draft(incident, policy=policy)
     return incident
@@ -33,6 +35,7 @@ def worsen(incident: Incident, findings: list[Finding]) -> None:
     describing.redescribe(incident)
     holding.end_live_permit(incident.run, f"incident {incident.pk} holds the run again")
     holding.hold(incident, finding=lead, policy=policy)
+    breaker.ask(incident)
     plans.draft(incident, policy=policy)
 
 

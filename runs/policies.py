@@ -6,7 +6,7 @@ from django.db.models import Max
 from andon import policy as rules
 from andon.policy import Policy
 from runs.locks import lock_run
-from runs.models import Person, PolicyVersion, Run
+from runs.models import Person, PolicyVersion, Project, Run
 from runs.reading import kept
 
 _IN_FORCE = """
@@ -46,6 +46,35 @@ def set_policy(*, run: Run, document: dict[str, object], person: Person | None, 
         return PolicyVersion.objects.create(
             project_id=run.project_id,
             run=run,
+            number=newest + 1,
+            document=policy.document(),
+            digest=policy.digest(),
+            why=why,
+            created_by=person,
+        )
+
+
+def project_policy(project: Project) -> Policy:
+    """Return the policy that runs of a project have unless they have one of their own."""
+    newest = PolicyVersion.objects.filter(project=project, run=None).order_by("-number").first()
+    return Policy() if newest is None else rules.decode(newest.document)
+
+
+def set_project_policy(
+    *, project: Project, document: dict[str, object], person: Person | None, why: str
+) -> PolicyVersion:
+    """Store a new version of a project's policy and return it: for every run without one of its own.
+
+    Raises:
+        ValueError: the document is no policy; nothing is stored.
+    """
+    policy = rules.decode(document)
+    with transaction.atomic():
+        Project.objects.select_for_update(no_key=True).get(pk=project.pk)
+        known = PolicyVersion.objects.filter(project=project, run=None)
+        newest = known.aggregate(newest=Max("number"))["newest"] or 0
+        return PolicyVersion.objects.create(
+            project=project,
             number=newest + 1,
             document=policy.document(),
             digest=policy.digest(),

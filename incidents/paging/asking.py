@@ -5,7 +5,7 @@ from runs.work import enqueue
 KIND = "incidents.page"
 # Timeline entries after which what people must know may be another; everything else pages nobody.
 TELLING = frozenset(
-    {"opened", "state", "acknowledged", "launch", "directive", "request", "approval", "reject"}
+    {"opened", "state", "acknowledged", "launch", "directive", "request", "approval", "reject", "standing"}
 )
 
 

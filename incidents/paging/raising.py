@@ -20,6 +20,7 @@ from incidents.paging import asking, escalating, texts
 from incidents.paging.ladder import paging
 from incidents.paging.models import Delivery, Page
 from incidents.refused import Refused
+from incidents.standing_approvals import granting as standing
 from runs import formatting as words
 from runs.models import Person, Project, RunProgress, Work
 from runs.work import Lease, Payload, Retry, handler
@@ -52,6 +53,8 @@ def look(payload: Payload) -> datetime | None:
     else:
         keys = [str(payload["page"])]
     times = [_escalate(key, now) for key in keys]
+    if "incident" in payload:
+        times.append(_until_woken(int(str(payload["incident"])), now))
     return min((at for at in times if at is not None), default=None)
 
 
@@ -78,6 +81,14 @@ def _of_incident(pk: int, now: datetime) -> list[str]:
     return list(Page.objects.filter(incident=incident).order_by("id").values_list("key", flat=True))
 
 
+def _until_woken(pk: int, now: datetime) -> datetime | None:
+    """Return when a run that a standing approval would let go on becomes a person's matter after all."""
+    incident = Incident.objects.select_related("run__project").filter(pk=pk).first()
+    if incident is None or not standing.waits(incident, now):
+        return None
+    return incident.opened_at + standing.PATIENCE
+
+
 def _how_it_ended(incident: Incident) -> str:
     last = incident.changes.order_by("-id").values_list("why", flat=True).first()
     said = f"Incident {incident.pk} is {incident.state.replace('_', ' ')}"
@@ -88,6 +99,8 @@ def _incident_page(incident: Incident, now: datetime) -> None:
     if incident.state not in Incident.UNRESOLVED:
         return
     title, says = texts.of_incident(incident)
+    # Nobody is woken for what goes on by itself within what an approver signed in advance.
+    urgent = incident.holds and not standing.waits(incident, now)
     page, made = Page.objects.select_for_update(of=("self",)).get_or_create(
         key=f"incident-{incident.pk}",
         defaults={
@@ -98,7 +111,7 @@ def _incident_page(incident: Incident, now: datetime) -> None:
             "title": title,
             "says": says,
             "link": f"/incidents/{incident.pk}",
-            "urgent": incident.holds,
+            "urgent": urgent,
             "raised_at": incident.opened_at,
             "escalating_since": incident.opened_at,
         },
@@ -106,9 +119,9 @@ def _incident_page(incident: Incident, now: datetime) -> None:
     taken = incident.acknowledged_at
     # Raised anew when the acknowledgement was taken back (it recurred, or was launched without a permit),
     # and when a warning became a hold. A run that is no longer held still has its one page.
-    anew = (page.acknowledged_at is not None and taken is None) or (incident.holds and not page.urgent)
+    anew = (page.acknowledged_at is not None and taken is None) or (urgent and not page.urgent)
     page.title, page.says = title, says
-    page.urgent = page.urgent or incident.holds
+    page.urgent = page.urgent or urgent
     page.acknowledged_at = taken
     page.acknowledged_by = incident.acknowledged_by.username if incident.acknowledged_by else ""
     if anew and not made:
@@ -118,7 +131,7 @@ def _incident_page(incident: Incident, now: datetime) -> None:
 
 def _approval_pages(incident: Incident, now: datetime) -> None:
     live = incident.requests.filter(
-        state=ResumeRequest.State.OPEN, kind=ResumeRequest.Kind.RESUME
+        state=ResumeRequest.State.OPEN, kind__in=[ResumeRequest.Kind.RESUME, ResumeRequest.Kind.SOLO]
     ).select_related("requested_by", "plan")
     key = ""
     for request in live:
@@ -137,7 +150,16 @@ def _approval_page(incident: Incident, request: ResumeRequest, key: str, now: da
         if all(approval.approver_id != one.pk for approval in given)
     ]
     says = f"{asked} asks to resume incident {incident.pk} by plan: {request.plan.get_kind_display()}."
-    if given:
+    what = "approval waiting"
+    if request.grants_at is not None:
+        # Its one signature is there; who is paged may stop it.
+        at = f"{words.clock(request.grants_at, now)} UTC"
+        what = "one person resumes it"
+        says = (
+            f"{asked} resumes incident {incident.pk} as sole approver on duty at {at} by plan: "
+            f"{request.plan.get_kind_display()}. Reject it to stop it."
+        )
+    elif given:
         says += f" {len(given)} of {request.approvers_needed} approved; another approver is needed."
     page, made = Page.objects.select_for_update(of=("self",)).get_or_create(
         key=key,
@@ -147,7 +169,7 @@ def _approval_page(incident: Incident, request: ResumeRequest, key: str, now: da
             "project": incident.run.project,
             "incident": incident,
             "about": str(request.pk),
-            "title": f"{words.inert(incident.run.slug, 60)}: approval waiting",
+            "title": f"{words.inert(incident.run.slug, 60)}: {what}",
             "says": says,
             "link": f"/incidents/{incident.pk}/approve",
             "raised_at": request.requested_at,

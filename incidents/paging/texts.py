@@ -9,6 +9,7 @@ from incidents.holding import held_since
 from incidents.models import Incident
 from incidents.paging.ladder import Channel
 from incidents.paging.models import Delivery, Page
+from incidents.standing_approvals import granting as standing
 from runs import formatting as words
 from runs.models import Person, RunProgress
 from runs.policies import policy_for
@@ -90,6 +91,8 @@ def _what_is_new(incident: Incident) -> str:
         return f"{words.inert(launched[:1].upper() + launched[1:], 200)}."
     if incident.recurrence:
         return "It came back in its watch window."
+    if incident.holds and standing.waits(incident):
+        return "A standing approval lets it go on by itself once its evidence is safe."
     return "" if incident.holds else "The run goes on."
 
 

@@ -6,7 +6,7 @@ from evidence.models import Item as Kept
 from evidence.models import Seal, StoredObject
 from incidents import board
 from incidents.board import FamilyView
-from incidents.models import Incident, Plan, Probe
+from incidents.models import Incident, Plan, Probe, ResumeRequest
 from incidents.postmortem.book import Book, Source
 from incidents.postmortem.facts import Facts
 from incidents.postmortem.words import plain, stamp, who, who_by_id
@@ -87,9 +87,7 @@ def recovery(book: Book, facts: Facts) -> list[Item]:
         )
         items.append(book.say(_from(plan), plan))
         items += [book.say(text, row) for text, row in _moved(facts)]
-        asked = who(request.requested_by)
-        text = f"{asked} asked at {stamp(request.requested_at)}, signing digest {request.digest}."
-        items.append(book.say(text, request))
+        items.append(book.say(_asked(request), request))
         for approval in facts.approvals:
             if approval.request_id == request.pk:
                 at = f"{who(approval.approver)} approved at {stamp(approval.at)}"
@@ -105,6 +103,24 @@ def recovery(book: Book, facts: Facts) -> list[Item]:
         text = f"The request of {who(one.requested_by)} at {stamp(one.requested_at)} was {one.state}: {why}."
         items.append(book.say(text, one))
     return items
+
+
+def _asked(request: ResumeRequest) -> str:
+    """Return how the resume was asked for; what one person did alone stands out."""
+    by, at, kinds = who(request.requested_by), stamp(request.requested_at), ResumeRequest.Kind
+    signing = f"signing digest {request.digest}"
+    if request.kind == kinds.BREAK_GLASS:
+        return (
+            f"BREAK-GLASS: {by} resumed the run alone at {at}, without a second person and without waiting "
+            f"for evidence, {signing}. Reason: {plain(request.note)}"
+        )
+    if request.kind == kinds.SOLO:
+        return f"{by} resumed as sole approver on duty, asking at {at}, {signing}; nobody rejected it."
+    if request.kind == kinds.STANDING:
+        return f"{plain(request.note).capitalize()}, allowed the resume at {at}, {signing}."
+    if request.kind == kinds.FALSE_ALARM:
+        return f"Declared a false alarm at {at}, {signing}. Reason: {plain(request.note)}"
+    return f"{by} asked at {at}, {signing}."
 
 
 def _from(plan: Plan) -> str:

@@ -95,6 +95,7 @@ PAGES: dict[str, Access] = {
     "runs/<slug:slug>/ledger": Access(MEMBERS),
     **{f"runs/<slug:slug>/ledger.{form}": Access(MEMBERS) for form in ("csv", "json", "parquet")},
     "runs/<slug:slug>/seen": Access(MEMBERS),
+    "runs/<slug:slug>/lineage": Access(MEMBERS),
     "runs/<slug:slug>/goodput": Access(MEMBERS),
     "runs/<slug:slug>/hold": _do(RESPONDERS),
     "runs/<slug:slug>/secrets": _both(ADMINS, ADMINS),
@@ -105,6 +106,17 @@ PAGES: dict[str, Access] = {
     "nodes": Access(SIGNED_IN),
     "fragments/nodes": Access(SIGNED_IN),
     "nodes/<path:node>": Access(MEMBERS),
+    # What may hold a run, and what may let it go on by itself
+    "rules": Access(SIGNED_IN),
+    "rules/<slug:rule>": Access(SIGNED_IN),
+    "rules/<slug:rule>/<slug:slug>": Access(MEMBERS),
+    "rules/<slug:rule>/<slug:slug>/mode": _do(APPROVERS | ADMINS, mode="off"),
+    "rules/<slug:rule>/<slug:slug>/judge": _do(RESPONDERS, finding="{finding_id}", verdict="right"),
+    "standing": Access(SIGNED_IN),
+    "standing/new": _do(RESPONDERS, project="default"),
+    "standing/<int:standing_id>": Access(MEMBERS),
+    "standing/<int:standing_id>/sign": _do(APPROVERS),
+    "standing/<int:standing_id>/revoke": _do(RESPONDERS),
     "search": Access(SIGNED_IN),
     "system": Access(SIGNED_IN),
     "system/probe.json": Access(SIGNED_IN),
@@ -128,7 +140,10 @@ PAGES: dict[str, Access] = {
     f"{_INCIDENT}/request": _do(RESPONDERS),
     f"{_INCIDENT}/approve": _both(MEMBERS, APPROVERS),
     f"{_INCIDENT}/reject": _do(APPROVERS),
+    f"{_INCIDENT}/withdraw": _do(frozenset()),  # only who asked
     f"{_INCIDENT}/false-alarm": _do(APPROVERS),
+    f"{_INCIDENT}/solo": _do(APPROVERS),
+    f"{_INCIDENT}/break-glass": _do(ADMINS),
     f"{_INCIDENT}/waive": _do(RESPONDERS, item="{item_id}"),
     f"{_INCIDENT}/resolve": _do(RESPONDERS),
     f"{_INCIDENT}/notes": _do(MEMBERS, text="seen before"),
@@ -195,6 +210,15 @@ API: dict[tuple[str, str], Who] = {
     ("GET", "/incidents/{incident_id}"): MEMBERS,
     ("POST", "/incidents/{incident_id}/request"): RESPONDERS,
     ("POST", "/incidents/{incident_id}/approve"): APPROVERS,
+    ("POST", "/incidents/{incident_id}/reject"): APPROVERS,
+    ("POST", "/incidents/{incident_id}/withdraw"): frozenset(),  # only who asked
+    ("POST", "/incidents/{incident_id}/false-alarm"): APPROVERS,
+    ("POST", "/incidents/{incident_id}/solo"): APPROVERS,
+    ("POST", "/incidents/{incident_id}/break-glass"): ADMINS,
+    ("GET", "/standing-approvals"): SIGNED_IN,
+    ("POST", "/standing-approvals"): RESPONDERS,
+    ("POST", "/standing-approvals/{standing_id}/sign"): APPROVERS,
+    ("POST", "/standing-approvals/{standing_id}/revoke"): RESPONDERS,
 }
 # Beside them: the documentation, open without sign-in.
 API_OPEN = {"api/v1/openapi.json", "api/v1/docs"}

@@ -94,6 +94,8 @@ def addresses(held: Held) -> dict[str, Access]:
         "node": node,
         "page_id": str(house.one("SELECT min(id) FROM incidents_page")),
         "token": "nonsense",
+        "rule": "spike",
+        "standing_id": "1",
         "project": "default",
         "provider_id": "sso",
         "passkey_id": "1",
@@ -169,7 +171,17 @@ def test_without_csrf_nothing_is_done(held: Held):
     mira = held.person(REQUESTER)
     cookies = cookies_of(mira)
     body = urllib.parse.urlencode({"why": "x", "digest": "x"}).encode()
-    for action in ("acknowledge", "plan", "request", "approve", "reject", "false-alarm", "resolve", "notes"):
+    for action in (
+        "acknowledge",
+        "plan",
+        "request",
+        "approve",
+        "reject",
+        "false-alarm",
+        "break-glass",
+        "resolve",
+        "notes",
+    ):
         headers = {"cookie": cookies, "content-type": "application/x-www-form-urlencoded"}
         answer = exchange(
             held.port, "POST", f"/incidents/{held.incident}/{action}", body=body, headers=headers

@@ -108,7 +108,7 @@ class TestRead:
         assert item["id"] == str(world.incident().pk)
         assert set(item["first_bad"]) == {"step", "ranks", "phase", "layer", "tie", "certainty"}
         assert set(item["evidence"]) == {"required", "held", "sealed", "missing"}
-        assert item["directive"] == {"kind": "hold", "seq": 2, "obeyed": 0, "of": 4}
+        assert item["directive"] == {"kind": "hold", "seq": 2, "obeyed": 4, "of": 4}
 
     def test_it_pages_by_cursor(self, world, team, monkeypatch):
         monkeypatch.setattr(api, "PAGE", 1)

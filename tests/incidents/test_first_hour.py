@@ -11,6 +11,7 @@ from incidents import ack_links, actions, approval, duties, first_hour, queries
 from incidents.models import Incident, Probe
 from incidents.refused import Refused
 from runs.models import DirectiveAck, Membership, Project
+from tests.incidents.world import held
 
 pytestmark = pytest.mark.django_db
 
@@ -30,7 +31,8 @@ def signed_in(person):
 
 
 class TestChecklist:
-    def test_it_fills_itself_from_facts(self, world, team):
+    def test_it_fills_itself_from_facts(self, project, team):
+        world = held(project, stopped=False)
         before = steps(world, team.mira)
         assert before["Stop the run"] == ("running", "0 of 4 ranks obey")
         assert before["Preserve the state"][0] == "done"

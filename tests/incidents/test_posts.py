@@ -66,6 +66,8 @@ def resume(trainer, team) -> str:
     digest = approval.subject(incident)[1]
     approval.request_resume(incident=incident, person=team.mira, digest=digest)
     approval.approve(incident=incident, person=team.jonas, digest=digest)
+    held = {"seq": 2, "step": 44, "state": "held", "ranks": "0-3"}
+    trainer.post({"type": "directive.ack", "attempt": 1, "step": 44, "data": held})
     document = approval.exchange(run=incident.run, incident_id=incident.pk, attempt=2, webhook_id="sup")
     return document["permit"]
 

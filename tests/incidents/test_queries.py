@@ -63,7 +63,8 @@ class TestAnswers:
         )
         assert queries.incident_list(team.mira)[0].evidence == counts
 
-    def test_who_obeys(self, world, team):
+    def test_who_obeys(self, project, team):
+        world = held(project, stopped=False)
         DirectiveAck.objects.create(
             run=world.run,
             attempt=1,

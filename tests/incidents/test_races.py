@@ -1,10 +1,13 @@
 """Twenty people and machines at once: never two live permits, never one for an unapproved plan."""
 
 import contextlib
+import json
+import os
 import random
 import threading
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 from django.db import connections
@@ -18,7 +21,7 @@ from incidents.refused import Refused
 from tests.incidents.world import World
 
 THREADS = 20
-ROUNDS = 5
+ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))  # `make bench` asks for more
 
 
 def at_once(*calls: Callable[[], object]) -> tuple[list[object], list[Exception]]:
@@ -104,61 +107,76 @@ class TestRaces:
         assert Permit.objects.count() == 1
 
     def test_approvals_edits_evidence_late_values_and_exchanges_mixed(self, world, team):
-        rng = random.Random(20)
-        people = [team.mira, team.jonas, team.priya, team.tomas]
-        issued = 0
-        for turn in range(ROUNDS):
-            # Each round begins with a request, so that the race is about what becomes of it.
-            with contextlib.suppress(Refused):
-                approval.request_resume(
-                    incident=world.incident(),
-                    person=team.tomas,
-                    digest=approval.subject(world.incident())[1],
-                )
-            late = [world.finding("loss_spike", step=1003 + turn, send=False) for _ in range(4)]
+        mixed(world, team, ROUNDS, seed=20)
 
-            def request():
-                incident = world.incident()
-                return approval.request_resume(
-                    incident=incident, person=rng.choice(people), digest=approval.subject(incident)[1]
-                )
+    def test_the_same_through_a_pooler_in_transaction_mode(self, through_pgbouncer, world, team):
+        mixed(world, team, ROUNDS, seed=21)
 
-            def approve():
-                incident = world.incident()
-                return approval.approve(
-                    incident=incident, person=rng.choice(people), digest=approval.subject(incident)[1]
-                )
 
-            def edit():
-                return actions.change_plan(
-                    incident=world.incident(), person=team.tomas, checkpoint_step=rng.choice([800, 900])
-                )
+def mixed(world: World, team: SimpleNamespace, rounds: int, *, seed: int) -> None:
+    """Run rounds of 20 calls at once, each ending with the run held and nothing out."""
+    rng = random.Random(seed)
+    permits = 0
+    for turn in range(rounds):
+        before = Permit.objects.count()
+        one_round(world, team, rng, turn)
+        permits += Permit.objects.count() - before
+    assert permits > 0, "the race never got as far as a permit: it tested nothing"
+    if report := os.environ.get("RACE_REPORT"):
+        line = {"rounds": rounds, "seed": seed, "permits": permits, "ledger_rows": LedgerRow.objects.count()}
+        with open(report, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
 
-            def evidence():
-                items = Item.objects.filter(dossier=world.incident().dossier, kind="norms")
-                return items.update(digest=f"{rng.randrange(4):064x}")
 
-            def exchange():
-                return approval.exchange(
-                    run=world.run,
-                    incident_id=world.incident().pk,
-                    attempt=2,
-                    webhook_id=f"supervisor-{rng.randrange(3)}",
-                )
+def one_round(world: World, team: SimpleNamespace, rng: random.Random, turn: int) -> None:
+    """Race 20 calls from a request that waits for its approval."""
+    people = [team.mira, team.jonas, team.priya, team.tomas]
+    # Each round begins with a request, so that the race is about what becomes of it.
+    with contextlib.suppress(Refused):
+        digest = approval.subject(world.incident())[1]
+        approval.request_resume(incident=world.incident(), person=team.tomas, digest=digest)
+    late = [world.finding("loss_spike", step=1003 + turn, send=False) for _ in range(2)]
+    backfill = {"backfill": True, "severity": "info", "needs_incident": False, "send": False}
+    late += [world.finding("nonfinite", step=1001, **backfill) for _ in range(2)]
 
-            def reviewed():
-                return review.again(world.incident().pk)
+    def request():
+        incident = world.incident()
+        digest = approval.subject(incident)[1]
+        return approval.request_resume(incident=incident, person=rng.choice(people), digest=digest)
 
-            mixed = [request, approve, approve, edit, evidence, exchange, exchange, reviewed]
-            if turn == 0:
-                mixed = [approve, exchange]  # at least one round gets as far as a permit
-            calls = [rng.choice(mixed) for _ in range(THREADS - len(late))]
-            calls += [partial(world.tell, row) for row in late]
-            _, raised = at_once(*calls)
-            assert unexpected(raised) == []
-            check(world)
-            issued = Permit.objects.count()
-            Permit.objects.filter(state__in=["issued", "exchanged"]).update(expires_at=timezone.now())
-            launches.sweep_expired()
-            assert world.directive() == "hold"
-        assert issued > 0, "the race never got as far as a permit: it tested nothing"
+    def approve():
+        incident = world.incident()
+        digest = approval.subject(incident)[1]
+        return approval.approve(incident=incident, person=rng.choice(people), digest=digest)
+
+    def edit():
+        step = rng.choice([800, 900])
+        return actions.change_plan(incident=world.incident(), person=team.tomas, checkpoint_step=step)
+
+    def evidence():
+        items = Item.objects.filter(dossier=world.incident().dossier, kind="norms")
+        return items.update(digest=f"{rng.randrange(4):064x}")
+
+    def exchange():
+        return approval.exchange(
+            run=world.run,
+            incident_id=world.incident().pk,
+            attempt=2,
+            webhook_id=f"supervisor-{turn}-{rng.randrange(3)}",
+            supervisor=f"supervisor-{rng.randrange(2)}",
+        )
+
+    def reviewed():
+        return review.again(world.incident().pk)
+
+    kinds = [request, approve, approve, edit, evidence, exchange, exchange, reviewed]
+    if turn == 0:
+        kinds = [approve, exchange]  # at least one round gets as far as a permit
+    calls: list[Callable[[], object]] = [rng.choice(kinds) for _ in range(THREADS - len(late))]
+    calls += [partial(world.tell, row) for row in late]
+    _, raised = at_once(*calls)
+    assert unexpected(raised) == []
+    check(world)
+    Permit.objects.filter(state__in=["issued", "exchanged"]).update(expires_at=timezone.now())
+    launches.sweep_expired()
+    assert world.directive() == "hold"

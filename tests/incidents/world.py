@@ -14,6 +14,7 @@ from runs.locks import lock_run
 from runs.models import (
     Attempt,
     Checkpoint,
+    DirectiveAck,
     Event,
     Finding,
     Membership,
@@ -163,6 +164,21 @@ class World:
         """A loss spike that halts at its third strike."""
         return self.finding("loss_spike", step=at, numbers={"since": since, "z": 13.0}, **fields)
 
+    def stop(self, *, attempt: int = 1, state: str = "held", ranks: list[int] | None = None) -> None:
+        """Every rank says that it holds, as the directive in force asked."""
+        directive = current(self.run.pk)
+        assert directive is not None
+        now = timezone.now()
+        DirectiveAck.objects.create(
+            run=self.run,
+            attempt=attempt,
+            seq=directive.seq,
+            state=state,
+            ranks=list(range(self.world_size)) if ranks is None else ranks,
+            occurred_at=now,
+            received_at=now,
+        )
+
     def incident(self) -> Incident:
         """Return the newest incident."""
         return (
@@ -190,13 +206,19 @@ def seal(dossier: Dossier) -> None:
         item.save()
 
 
-def held(project: Project, slug: str = "pt-13b-web3") -> World:
-    """A run held by a spike at 1000 to 1002 with checkpoints, sealed evidence and a complete plan."""
+def held(project: Project, slug: str = "pt-13b-web3", *, stopped: bool = True) -> World:
+    """A run held by a spike at 1000 to 1002: evidence sealed, the plan complete.
+
+    Args:
+        stopped: whether all ranks have said that they hold.
+    """
     world = World(project, slug)
     for step in (800, 900, 950, 1000):
         world.checkpoint(step)
     world.steps(998, 1002)
     world.spike()
+    if stopped:
+        world.stop()
     seal(world.incident().dossier)
     return world
 

@@ -1,9 +1,11 @@
 """A failing run as the pages see it: posted through the receiver, opened and frozen by the real code."""
 
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
 from django.db import connections
+from django.utils import timezone
 
 from runs.models import Membership, Role
 from tests.pages import seed
@@ -31,6 +33,51 @@ def incident(project, alice, bob, source_root):
     return SimpleNamespace(id=found.pk, row=found, run=run, secret=secret, step=step)
 
 
+def signed_in_advance(run, writer, signer):
+    """A standing approval that is in force, and one that waits for its signature."""
+    from incidents.standing_approvals import actions
+
+    made = {
+        "project": run.project,
+        "person": writer,
+        "kinds": ["loss_spike", "crash"],
+        "per_day": 2,
+        "furthest_steps": 500,
+        "widest_skip": 16_000,
+        "expires_at": timezone.now() + timedelta(days=7),
+        "why": "nights without an approver",
+    }
+    actions.create(**made)
+    one = actions.create(**made, run=run)
+    return actions.sign(standing=one, person=signer, digest=one.digest)
+
+
+def would_have_held(run):
+    """What the spike rule saw while it only observed: three strikes of one spike, and another."""
+    from runs.models import Finding
+
+    for step in (40, 41, 42, 120):
+        last = Finding.objects.create(
+            run=run,
+            attempt=1,
+            kind="loss_spike",
+            rule="spike",
+            mode="observe",
+            severity="halt",
+            step=step,
+            series="loss",
+            score=13.0,
+            numbers={"z": 13.0},
+            detail="loss 3.1 is 13 MAD above its median",
+            detector="spike",
+            detector_version="2",
+            policy_digest="0" * 64,
+            occurred_at=timezone.now(),
+            received_at=timezone.now(),
+        )
+    return last
+
+
 @pytest.fixture
 def full(incident, alice, bob):
     """A held run with an incident and a request, a dossier of each kind, and what people did with them.
@@ -44,6 +91,8 @@ def full(incident, alice, bob):
     dossier = incident.row.dossier
     seed.work_through()
     seed.ask_to_resume(incident.row, "bob")
+    standing = signed_in_advance(incident.run, bob, alice)
+    finding = would_have_held(incident.run)
     one = StoredObject.objects.filter(item__dossier=dossier).first()
     note_access(dossier=dossier, person=bob, what="downloaded", object_sha256=one.sha256, path="rank-0.log")
     by_hand = open_dossier(run=incident.run, person=alice, why="the loss looks odd")
@@ -69,6 +118,9 @@ def full(incident, alice, bob):
         "project": "default",
         "provider_id": "sso",  # none is configured
         "passkey_id": 1,  # nobody's
+        "rule": "spike",
+        "standing_id": standing.pk,
+        "finding_id": finding.pk,
     }
 
 
