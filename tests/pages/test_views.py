@@ -37,7 +37,7 @@ PAGES = [
     "/hand-over",
     "/approve",
 ]
-MOST_STATEMENTS = 82  # of the whole incident page, frame included
+MOST_STATEMENTS = 84  # of the whole incident page, frame included
 DATA = ["/grid.png", "/layers.png", "/figure.json", "/cells.json", "/cell.json?step=1&rank=1"]
 
 
