@@ -11,8 +11,7 @@ import msgspec
 import numpy as np
 import rfc8785
 
-from andon.intervals import Window
-from andon.loader import Loader
+from andon.loader import Loader, Window
 from demo import data
 
 VERSION = 1  # of the script; a recording made by another version is made again

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from andon import checkpoints, recording
-from andon.intervals import Window
+from andon.loader import Window
 from andon.policy import Policy
 from andon.policy import decode as decode_policy
 from demo.data import Shard

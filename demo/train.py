@@ -24,7 +24,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec.structs import replace
 
 from andon import checkpoints, hold
-from andon.intervals import Window
+from andon.loader import Window
 from andon.permit import Permit, read_permit_file
 from demo.job import Job, prepare
 

@@ -30,6 +30,7 @@ NOT_HERE = {
     "andon permit verify": "needs a permit, which two people grant: tests/e2e",
     "andon replay": "waits ten minutes for a permit: tests/andon/test_replay.py, tests/e2e",
     "demo.record": "trains for minutes, with torch",
+    "demo.incidents": "starts a server of its own and runs all along: tests/demo",
 }
 
 

@@ -136,7 +136,9 @@ window.andonCells = function (stack) {
   }
 
   function toFirst() {
-    stack.view({ steps: "", ranks: "" }).then(() => { if (firstBad) move(firstBad.step, firstBad.rank || 0); });
+    // There at once, so that what is pressed while the view loads goes on from there.
+    if (firstBad) cursor = { step: firstBad.step, rank: firstBad.rank || 0 };
+    stack.view({ steps: "", ranks: "" }).then(() => { if (firstBad) move(cursor.step, cursor.rank); });
   }
 
   // Where the keys begin when no cell was named.

@@ -27,6 +27,7 @@ TORCH = {
     "andon.monitor_rerun",
     "andon.monitor_rows",
     "andon.monitor_scaler",
+    "andon.probe",
     "andon.replicas",
     "andon.restore_check",
     "andon.set_aside",

@@ -41,7 +41,7 @@ def test_hover_and_keys_name_the_right_cell(open_page, incident):
     page.keyboard.press("f")
     until(page, "document.activeElement.getAttribute('role') === 'application'")
     page.keyboard.press("ArrowUp")
-    assert f"step {incident.step}, rank 12" in read.inner_text()
+    until(page, f"document.querySelector('#read').textContent.includes('step {incident.step}, rank 12')")
     page.keyboard.press("n")
     assert "rank 13" in read.inner_text() or f"step {incident.step + 1}" in read.inner_text()
 

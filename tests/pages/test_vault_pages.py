@@ -222,7 +222,7 @@ class TestByHand:
         viewer = Client()
         viewer.force_login(alice)
         assert "There is no run whose evidence you may freeze" in text_of(viewer.get("/vault/open"))
-        assert viewer.post("/vault/open", {"run": "gpt-16", "why": "x"}).status_code == 404
+        assert viewer.post("/vault/open", {"run": "gpt-16", "why": "x"}).status_code == 403
 
     @pytest.mark.parametrize(
         ("field", "value", "says"),
