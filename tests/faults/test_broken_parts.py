@@ -13,7 +13,7 @@ from tests.faults.house import House, Poster, Reply, kill
 
 pytestmark = pytest.mark.xdist_group("faults")
 NAN = float("nan")
-IN_TIME_S = 3.0  # a post while the broker hangs: the machine is shared by everything under test
+IN_TIME_S = 10.0  # a client without a limit hangs for more than a minute
 
 
 @contextmanager

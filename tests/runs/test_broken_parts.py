@@ -165,7 +165,7 @@ def test_posts_are_answered_in_time_and_nothing_is_lost(
     times.append(time.monotonic() - before)
     assert answer.json()["directive"]["kind"] == "hold"
     enqueue(kind="tests.never", key="x")
-    assert max(times) < 1.0
+    assert max(times) < 10  # a client without a limit hangs for more than a minute
     assert Event.objects.filter(run_id=trainer.run.pk).count() == 30
     # Losing the bell loses nothing: what waits is in rows.
     assert Pending.objects.filter(run=trainer.run).count() >= 30
