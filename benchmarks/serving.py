@@ -48,6 +48,7 @@ def servers() -> Iterator[dict[str, str]]:
                 "ANDON_SECRET_KEY": "bench-" * 12,
                 "ANDON_RATE_SMALL": "1000000",
                 "ANDON_RATE_LARGE": "1000000",
+                "ANDON_BREAKER_RUNS": "1000",  # a hundred runs fail here within minutes, on purpose
                 "ANDON_LOG_LEVEL": "WARNING",
                 "DJANGO_SETTINGS_MODULE": "config.settings",
             }
