@@ -17,6 +17,7 @@ its sampler only says whether to shuffle. torch is needed for workers alone.
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ from andon.loader import Loader, LoaderError, LoaderState
 Collate = Callable[[list[Any]], Any]
 
 
-class Batches:
+class Batches(ABC):
     """This rank's batches, one global batch after the other. Made by `batches`.
 
     Attributes:
@@ -45,8 +46,9 @@ class Batches:
     def __iter__(self) -> Self:
         return self
 
+    @abstractmethod
     def __next__(self) -> Any:
-        raise NotImplementedError
+        """Return the next batch of this rank."""
 
     @property
     def position(self) -> int:
@@ -87,7 +89,7 @@ class Batches:
             raise LoaderError(f"no state of a loader: {error}") from error
         self.restore(state)
 
-    def _begin(self) -> None:
+    def _begin(self) -> None:  # noqa: B027 - only what reads ahead has something to begin anew
         """Read on from the order's position: what was read ahead is not wanted any more."""
 
 

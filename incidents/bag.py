@@ -8,10 +8,10 @@ from django.db.models import Q
 from django.dispatch import receiver
 
 from andon.bag_writing import BagWriter
+from andon.canonical import exact
 from evidence.models import Dossier
 from evidence.signals import bag_exporting
 from incidents import ledger, rows
-from incidents.canonical import exact
 from incidents.models import Incident, LedgerRow, Permit
 from incidents.permits import rfc3339
 from incidents.postmortem import build

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from andon.canonical import sha256
 from evidence.queries import signed_facts
 from incidents import firstbad, plans
-from incidents.canonical import sha256
 from incidents.models import Incident, Plan, ResumeRequest
 from runs import directives
 from runs.formatting import count, rank_words

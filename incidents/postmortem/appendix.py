@@ -5,10 +5,10 @@ from typing import Any
 
 from django.db.models import Model
 
+from andon.canonical import exact
 from andon.postmortem.document import Cited
 from evidence.models import Item, Seal
 from incidents import holding, ledger
-from incidents.canonical import exact
 from incidents.models import (
     Approval,
     BoardChange,

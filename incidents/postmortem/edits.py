@@ -12,9 +12,9 @@ import msgspec
 from django.db import transaction
 from django.utils import timezone
 
+from andon.canonical import exact
 from andon.postmortem.document import PARTS, Document
 from incidents import roles, states
-from incidents.canonical import exact
 from incidents.models import Incident, PostmortemEdit, PostmortemVersion
 from incidents.refused import Refused
 from runs.models import Person

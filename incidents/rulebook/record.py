@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from django.utils import timezone
 
-from incidents.canonical import sha256
+from andon.canonical import sha256
 from incidents.models import Incident, LedgerRow
 from incidents.rulebook.models import RuleJudgement
 from runs.models import Finding, Run

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 from django.db import transaction
 from django.utils import timezone
 
+from andon.canonical import sha256
 from andon.signing import sign_document
 from incidents import permits, roles
-from incidents.canonical import sha256
 from incidents.models import Incident, Permit, ResumeRequest
 from incidents.refused import Refused
 from incidents.standing_approvals.granting import kinds as known_kinds

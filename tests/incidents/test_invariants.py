@@ -17,11 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from andon.canonical import sha256
 from evidence.actions import waive
 from evidence.models import Item
 from evidence.refused import Refused as EvidenceRefused
 from incidents import actions, alone, approval, launches, ledger, opening, review, watching
-from incidents.canonical import sha256
 from incidents.models import Approval, Incident, Permit, ResumeRequest
 from incidents.refused import Refused
 from incidents.standing_approvals import actions as standing

@@ -13,9 +13,9 @@ import pytest
 from django.db import connections
 from django.utils import timezone
 
+from andon.canonical import sha256
 from evidence.models import Item
 from incidents import actions, approval, launches, ledger, review
-from incidents.canonical import sha256
 from incidents.models import Approval, Incident, LedgerRow, Permit
 from incidents.refused import Refused
 from tests.incidents.world import World
