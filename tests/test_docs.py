@@ -134,6 +134,14 @@ def test_every_link_leads_to_a_file(page: Path):
         assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_module_that_is_named_exists(page: Path):
+    named = re.findall(
+        r"`((?:andon|runs|evidence|incidents|config|demo|tests)/[\w/]+(?:\.py|/))`", page.read_text()
+    )
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
 def test_make_knows_every_target_that_the_readme_names():
     named = set(re.findall(r"\bmake ([a-z]+)", (ROOT / "README.md").read_text("utf-8")))
     known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))

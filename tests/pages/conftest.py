@@ -4,12 +4,19 @@ from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from django.core.cache import cache
 from django.db import connections
 from django.utils import timezone
 
 from runs.models import Membership, Role
 from tests.pages import seed
 from tests.pages.window import ARGS, CHROMIUM
+
+
+@pytest.fixture(autouse=True)
+def _no_failures_from_another_test() -> None:
+    """Count no wrong password of the test before."""
+    cache.clear()
 
 
 @pytest.fixture

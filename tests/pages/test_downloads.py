@@ -21,7 +21,7 @@ from runs.keys import server_key
 from runs.models import Membership, Person, Project, Role, Run
 from tests.evidence import world
 from tests.evidence.conftest import s3_url
-from tests.pages.test_views import text_of
+from tests.pages.words import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

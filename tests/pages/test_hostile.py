@@ -11,9 +11,8 @@ from evidence.models import Dossier, Item, StoredObject
 from incidents.models import Incident, Note, Plan, StateChange
 from runs.models import Attempt, Finding, NodeEvent, NodeReading, NodeStay, RunProgress, UnreadBody
 from tests.pages import seed
-from tests.pages.test_vault_pages import is_inert
-from tests.pages.test_views import HOSTILE
 from tests.pages.window import addresses, names
+from tests.pages.words import HOSTILE, is_inert
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -7,7 +7,7 @@ from andon.wire import Frame, encode_frame
 from runs.actions import create_run
 from runs.models import FleetReport, NodeStay, RunProgress
 from tests.pages import seed
-from tests.pages.test_views import text_of
+from tests.pages.words import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

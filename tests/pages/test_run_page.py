@@ -11,7 +11,7 @@ from runs.actions import create_run
 from runs.curve_columns import Reports
 from runs.models import Attempt, Checkpoint, Grid, RunProgress, Work
 from tests.pages import seed
-from tests.pages.test_views import text_of
+from tests.pages.words import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 

@@ -13,7 +13,7 @@ from evidence.models import CustodyRow, Dossier, Hold, Item, StoredObject, Store
 from evidence.pages import overview
 from runs.actions import create_run
 from runs.models import Membership, Project, Role, Work
-from tests.pages.test_views import HOSTILE, text_of
+from tests.pages.words import HOSTILE, is_inert, text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -39,15 +39,6 @@ def addresses(dossier):
         f"{here}/deletion",
         f"/vault/objects/{one.sha256}",
     ]
-
-
-def is_inert(html, address):
-    """Assert that what somebody named ends as text: no markup, no reordering, no flood."""
-    # What a person edits stands as they wrote it, in a box it cannot leave.
-    shown = re.sub(r"<textarea.*?</textarea>", "", html, flags=re.DOTALL)
-    for text, bad in ((html, "<script>alert"), (html, "<img src=x"), (shown, "\u202e"), (shown, "A" * 5_000)):
-        at = text.find(bad)
-        assert at < 0, f"{address}: {text[max(0, at - 200) : at + 60]!r}"
 
 
 class TestWhoSees:

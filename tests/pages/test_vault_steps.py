@@ -15,7 +15,7 @@ from runs.models import Membership, Person, Project, Role, Run
 from runs.policies import set_policy
 from runs.work import run_due
 from tests.evidence import world
-from tests.pages.test_views import text_of
+from tests.pages.words import text_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 SHUT = 'aria-disabled="true"'
