@@ -16,6 +16,7 @@ from andon import chain
 from evidence import sources
 from evidence.hashing import digest_of
 from evidence.sources import SourceError, child
+from runs.locks import lock_run
 from runs.models import Checkpoint, Event, Run
 from runs.signals import checkpoint_changed
 from runs.work import Lease, Payload, Retry, enqueue, handler
@@ -161,6 +162,9 @@ def _files(checkpoint: Checkpoint, told: dict[str, Any]) -> dict[str, Any]:
 def _set(checkpoint: Checkpoint, lease: Lease, state: str, seen: dict[str, Any]) -> None:
     now = timezone.now()
     with transaction.atomic():
+        # A freeze plan that is being made right now has read the old state; once it has committed, its
+        # dossier is there to be told. Without this lock neither would hear of the other.
+        run = lock_run(checkpoint.run_id)
         lease.guard()
         fresh = Checkpoint.objects.select_for_update(no_key=True).get(pk=checkpoint.pk)
         if fresh.state != Checkpoint.State.COMMITTED:
@@ -171,4 +175,4 @@ def _set(checkpoint: Checkpoint, lease: Lease, state: str, seen: dict[str, Any])
             if not fresh.digest and fresh.files:
                 fresh.digest = chain.file_table_digest(fresh.files)
         fresh.save(update_fields=["state", "verification", "verified_at", "digest"])
-        checkpoint_changed.send(sender=Run, run=Run.objects.get(pk=fresh.run_id), checkpoint=fresh)
+        checkpoint_changed.send(sender=Run, run=run, checkpoint=fresh)

@@ -1,15 +1,17 @@
 """Verified is a claim with evidence."""
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.conf import LazySettings
-from django.db import transaction
+from django.db import connection, transaction
 
 from evidence.freezing import verify_checkpoints
 from runs.models import Checkpoint
 from runs.work import run_due
+from tests.config.up import wait_until
 from tests.evidence import world
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -133,3 +135,37 @@ def test_norms_outside_the_runs_band_are_not_called_verified(
     found, seen = verified(world.on_disk(run, sources, 900, state="committed", norms=norms))
     assert found == state, seen
     assert why in seen.get("cannot", "")
+
+
+def test_a_plan_made_while_its_checkpoint_is_verified_hears_of_it(sources: Path) -> None:
+    """Neither the plan nor the verification saw the other: the checkpoint was then held minutes later."""
+    run = world.make_run()
+    checkpoint = world.on_disk(run, sources, 900, state="committed")
+    with transaction.atomic():
+        verify_checkpoints.ask(checkpoint)
+
+    def work() -> None:
+        run_due()
+        connection.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic():
+            dossier = world.open_dossier(run)
+            verifying = pool.submit(work)
+            assert wait_until(lambda: verifying.done() or _waits_for_us(), 30)
+            checkpoint.refresh_from_db()
+            assert checkpoint.state == "committed", "verified behind a plan that has read it as undecided"
+        verifying.result(30)
+    run_due()
+    item = dossier.items.get(kind="last_good_checkpoint")
+    assert item.source["checkpoint"] == checkpoint.pk
+    assert item.held_at is not None
+
+
+def _waits_for_us() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_locks"
+            " WHERE NOT granted AND pg_backend_pid() = ANY (pg_blocking_pids(pid))"
+        )
+        return bool(cursor.fetchone()[0])
