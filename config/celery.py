@@ -5,7 +5,7 @@ from typing import Any
 
 from celery import Celery, signals
 
-from config import alive
+from config import alive, stuck
 from config.embedded.files import private_directory
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
@@ -38,6 +38,9 @@ def _take_over(**_: Any) -> None:
         from runs import work
 
         work.take_over()
+
+
+signals.worker_ready.connect(stuck.watch)
 
 
 @signals.task_postrun.connect
