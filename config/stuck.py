@@ -1,9 +1,9 @@
 """Ends a worker that no longer takes what waits for it, so that whoever watches it starts it again.
 
-A worker whose broker dies between a task and its acknowledgement may count that task as still its own. With as
-many of these as it has threads it fetches nothing more, so it does not even notice that the connection is gone
-(Celery 5.7 with Redis: "Couldn't ack", then silence). From outside it looks well. Inside it is plain: messages
-wait in the queue, none of its tasks runs, and none has begun for a while.
+A worker whose broker dies between a task and its acknowledgement may count that task as still its own. With
+as many of these as it has threads it fetches nothing more, so it does not even notice that the connection is
+gone (Celery 5.7 with Redis: "Couldn't ack", then silence). From outside it looks well. Inside it is plain:
+messages wait in the queue, none of its tasks runs, and none has begun for a while.
 """
 
 import logging
@@ -20,7 +20,7 @@ from django.conf import settings
 
 log = logging.getLogger(__name__)
 
-DEAF_S = 15.0  # a worker with nothing to do takes a message in milliseconds; the schedule rings every few seconds
+DEAF_S = 15.0  # a worker with nothing to do takes a message in milliseconds
 _LOOK_EVERY_S = 5.0
 _GRACE_S = 5.0
 
