@@ -5,7 +5,7 @@ PY := .venv/bin/python
 # Only what was asked for: `make demo CHECK=1` is an argument of make, not a variable to leak elsewhere.
 unexport MAKEFLAGS
 
-.PHONY: help setup demo test bench screens lint format lock audit migrations settings clean
+.PHONY: help setup demo test bench campaign screens lint format lock audit migrations settings clean
 
 help: ## list these
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -22,6 +22,10 @@ test: setup ## every check: lint, types, imports, migrations, deployment, tests 
 
 bench: setup ## measure against a bare view and MLflow (ARGS="ingest storm": only these)
 	@exec $(PY) -m benchmarks $(ARGS)
+
+campaign: setup ## faults on live ranks, each judged: rank, step, phase (ARGS="ddp pipeline": only these)
+	@scripts/setup.sh live
+	@exec $(PY) -m campaign $(ARGS)
 
 screens: setup ## screenshots of the demo for README and docs
 	@exec $(PY) -m demo.screens

@@ -16,6 +16,7 @@ or gone never slows a step; the trainer's own guard, where it is on, needs no se
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -146,6 +147,11 @@ class Monitor(Posting):
     def begin(self) -> None:
         """Say that a step begins now, its batch being there; else it begins when the last one ended."""
         self.times.begin()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """A pipeline stage waits within for another stage's values: `with monitor.waiting(): dist.recv(…)`.
+        Else a rank that is slow would make every stage seem to compute long."""
+        return self.times.waiting()
 
     def before_reduce(self) -> None:
         """A plain loop: this rank's gradients are complete and not yet shared. Under DDP and FSDP2 they were
@@ -390,7 +396,7 @@ class Monitor(Posting):
         for report in reports:
             self._suspect |= report.status == "differs"
             if self.place.rank == min(report.ranks, default=0):
-                self.post([report.event(step)])
+                self._report(report.event(step))
         return reports
 
     def twin(self, step: int, run: Callable[[Any], Tensor], batch: Any, group: Any = None) -> TwinReport:
@@ -399,8 +405,15 @@ class Monitor(Posting):
         self._suspect |= report.status == "differs"
         self.times.begin()
         if self.place.rank == min(report.ranks):
-            self.post([report.event(step)])
+            self._report(report.event(step))
         return report
+
+    def _report(self, event: dict[str, Any]) -> None:
+        """Post what a group found; where its lowest rank leads no node, by way of its leader."""
+        if self.sender is not None:
+            self.post([event])
+        else:
+            self.rows.add_event({**event, "rank": self.place.rank, "time": time.time_ns()})
 
     def find_first(
         self, agreed: Agreement, run: Callable[[int], Tensor], micro_batches: int, state: RandomState | None
@@ -409,7 +422,7 @@ class Monitor(Posting):
         before the update and before `finish`, which posts it."""
         first = first_nonfinite(self.norms, run, micro_batches=micro_batches, random_state=state)
         if first is not None:
-            self.rows.add_first(agreed.step, first)
+            self.rows.add_first(agreed.step, first, one_of=micro_batches)
         return first
 
     def request_activations(self) -> None:

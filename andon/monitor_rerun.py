@@ -107,7 +107,8 @@ class _Hooks:
             if self.first is not None:
                 return
             if leaf and not _finite(inputs):
-                if any(isinstance(one, Tensor) and one.grad_fn is not None for one in inputs):
+                # What needs a gradient was computed before, here or on the stage that sent it.
+                if any(isinstance(one, Tensor) and one.requires_grad for one in inputs):
                     self._found(layer, "forward", "input")
                 else:
                     self._found(layer, "input", "input")

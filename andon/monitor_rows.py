@@ -89,6 +89,8 @@ class Rows:
         self._layer: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
         self._waiting: dict[int, Agreement] = {}  # their layers' weights are still on the device
+        # Bit and micro-batch of a bad step's first nonfinite tensor, until its row is written.
+        self._first: dict[int, tuple[int, int | None]] = {}
         self._loader_before: int | None = None
 
     def add_step(
@@ -110,6 +112,8 @@ class Rows:
             if not np.isfinite(after.values["after_weight"]).all():
                 shared |= BIT_WEIGHT
         bits = agreed.reading.bits | shared
+        first_bit, micro_batch = self._first.pop(facts.step, (0, agreed.micro_batch))
+        bits |= first_bit
         if agreed.measured and not math.isfinite(agreed.local_loss):
             bits |= BIT_FORWARD
         now_ns = time.time_ns()
@@ -120,7 +124,7 @@ class Rows:
                 "lane": self.place.rank,
                 "time_ns": now_ns,
                 "view": agreed.reading.view,
-                "micro_batch": agreed.micro_batch,
+                "micro_batch": micro_batch,
                 "loss": agreed.local_loss if agreed.measured else None,
                 "grad_norm": agreed.reading.grad_norm if local else _known(agreed.grad_norm),
                 "nonfinite": bits,
@@ -146,6 +150,10 @@ class Rows:
         if agreed is None:
             return False
         self._layers(agreed, host)
+        if host.number("after_moments", 0.0):
+            # Weights show in their layer's norm; moments have no norm of their own.
+            where = {"step": after.step, "lane": self.place.rank, "time_ns": time.time_ns()}
+            self._rank.append({**where, "view": agreed.reading.view, "nonfinite": BIT_OPTIMIZER})
         return True
 
     def _layers(self, agreed: "Agreement", host: Unpacked | None) -> None:
@@ -177,9 +185,14 @@ class Rows:
                 }
             )
 
-    def add_first(self, step: int, first: FirstNonfinite) -> None:
-        """Take in the first nonfinite tensor of a step, named by running the step again."""
+    def add_event(self, event: dict[str, Any]) -> None:
+        """Take in an event that the leader posts for this rank."""
+        self._events.append(event)
+
+    def add_first(self, step: int, first: FirstNonfinite, *, one_of: int) -> None:
+        """Take in what running a step of `one_of` micro-batches again named as its first nonfinite tensor."""
         now_ns = time.time_ns()
+        self._first[step] = (first.bit, first.micro_batch if one_of > 1 else None)
         self._layer.append(
             {
                 "step": step,
@@ -194,7 +207,7 @@ class Rows:
         )
         data = {"kind": "first_nonfinite", "severity": "info", "rule": "nonfinite", **first.document()}
         event = {"type": "verdict", "step": step, "rank": self.place.rank, "time": now_ns, "data": data}
-        self._events.append(event)
+        self.add_event(event)
 
     def gather(self) -> list[Any]:
         """Return what this node's leader posts: frames and lists of events; nothing on other ranks."""

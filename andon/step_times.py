@@ -10,6 +10,8 @@ those waits and the fused reduce; what backward waits is in neither.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +42,7 @@ class StepTimes:
         self._local: Any = None
         self._forward: list[Span] = []
         self._gathers: list[Span] = []
+        self._waits: list[Span] = []
         self._forward_began: Any = None
         self.last: Mark | None = None
         if forward_only:
@@ -81,7 +84,16 @@ class StepTimes:
     def begin(self) -> None:
         """Begin a step: when its batch is there."""
         self._begin, self._local = self._mark(), None
-        self._forward, self._gathers = [], []
+        self._forward, self._gathers, self._waits = [], [], []
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """What happens within is waiting for another rank, not this one's computing."""
+        began = self._mark()
+        try:
+            yield
+        finally:
+            self._waits.append((began, self._mark()))
 
     def local(self) -> None:
         """This rank's own gradients are complete. The last call of a step counts."""
@@ -100,7 +112,8 @@ class StepTimes:
             gathers = tuple(self._gathers)
             self.last = Mark(tuple(self._forward), (*gathers, met), gathers)
         else:
-            self.last = Mark(((self._begin, local),), (met,))
+            waits = tuple(self._waits)
+            self.last = Mark(((self._begin, local),), (*waits, met), waits)
 
     def seconds(self, mark: Mark | None) -> tuple[float, float]:
         """Return (compute_s, wait_s) of a marked step; NaN is not measured. Never waits for the device: call

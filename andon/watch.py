@@ -65,6 +65,7 @@ class Watch(Monitor):
         checksum_steps: int = CHECKSUM_STEPS,
         twin_steps: int = TWIN_STEPS,
         replica_groups: Mapping[str, Any] | None = None,
+        twin_group: Any = None,
         **options: Any,
     ) -> None:
         assert parts.optimizer is not None
@@ -74,7 +75,7 @@ class Watch(Monitor):
         self.parts = parts
         self.directory = directory
         self.checksum_steps, self.twin_steps = checksum_steps, twin_steps
-        self.replica_groups = replica_groups
+        self.replica_groups, self.twin_group = replica_groups, twin_group
         self._no_twin_before = 0
         self.holder = Holder(self, directory, store(), server=server, trusted=trusted, say=self._say)
         self.number = first_step - 1  # of the last step done
@@ -83,6 +84,7 @@ class Watch(Monitor):
         self._held = False
         self._micro: list[Tensor] = []
         self._tokens: list[int] = []
+        self._told = 0  # micro-batches of this step, with a loss or without
         self._began = time.perf_counter()
         self._random = RandomState.take()
 
@@ -102,6 +104,7 @@ class Watch(Monitor):
         `loss` is the mean over `tokens` as the loop computed it, before any division by the number of
         micro-batches and before a scaler; None on a pipeline stage without loss.
         """
+        self._told += 1
         if loss is not None:
             self._micro.append(loss.detach().double() * tokens)
             self._tokens.append(tokens)
@@ -154,14 +157,14 @@ class Watch(Monitor):
             self.micro_batch(loss, tokens)
         self.number += 1
         losses = torch.stack(self._micro) if self._micro else None
-        count = len(self._micro) or 1
+        count = self._told or 1
         agreed = self.agree(
             self.number,
             None if losses is None else losses.sum(),
             sum(self._tokens),
             micro_losses=losses if count > 1 else None,
         )
-        self._micro, self._tokens = [], []
+        self._micro, self._tokens, self._told = [], [], 0
         if agreed.bad and rerun is not None and not self.deferred:
             self._find_first(agreed, rerun, count)
         return agreed
@@ -212,7 +215,7 @@ class Watch(Monitor):
         suspicion &= self.number >= self._no_twin_before
         if suspicion or self.number % self.twin_steps == 0:
             self._no_twin_before = self.number + self.twin_steps
-            self.twin(self.number, *twin)
+            self.twin(self.number, *twin, group=self.twin_group)
 
     def _update(self, agreed: Agreement, clip: float | None) -> None:
         """Apply the update, or leave weights, moments and step count untouched."""
@@ -365,7 +368,7 @@ def watch(
     guard: str = "skip",
     first_step: int = 1,
     interval_steps: int = 100,
-    forward: bool = False,
+    forward: bool | None = None,
     deferred: bool = False,
     replicas: int | None = None,
     previous_scale: float | None = None,
@@ -374,6 +377,7 @@ def watch(
     checksum_steps: int = CHECKSUM_STEPS,
     twin_steps: int = TWIN_STEPS,
     replica_groups: Mapping[str, Any] | None = None,
+    twin_group: Any = None,
     launch: Mapping[str, Any] | None = None,
 ) -> Watch:
     """Watch a model's training. Call on every rank, after DDP or `fully_shard`, before the first forward.
@@ -383,7 +387,8 @@ def watch(
         schedule, scaler, loader: stepped (schedule, scaler), checked at restores, kept in the snapshot.
         run, url, secret, attempt, trusted, permit: default to `ANDON_RUN`, `ANDON_URL`,
             `ANDON_RUN_SECRET`, `ANDON_ATTEMPT`, `ANDON_KEY` (comma-separated fingerprints), `ANDON_PERMIT`.
-        guard: "skip" or "off"; forward, replicas: see `andon.local_norms.LocalNorms`.
+        guard: "skip" or "off"; forward, replicas: see `andon.local_norms.LocalNorms`. Outputs are watched
+            where `groups` name a pipeline: nothing else says that a stage without loss went bad in forward.
         deferred: see `andon.monitor.Monitor`; a bad step is then not run again.
         groups: `{"dp"|"tp"|"pp"|"cp"|"ep": [[ranks], …]}`, told to the server; DDP and FSDP2 over all ranks
             need none.
@@ -408,9 +413,10 @@ def watch(
     if place.leads and url and secret and mode != "off":
         # Without an attempt: the client must go on hearing orders after a resume in place.
         client = Client(url, run, secret, node=place.node, trusted=keys or None, spool_dir=spool_dir)
+    watches_outputs = "pp" in (groups or {}) if forward is None else forward
     made = Watch(
         place,
-        LocalNorms(model, forward=forward, replicas=replicas),
+        LocalNorms(model, forward=watches_outputs, replicas=replicas),
         Parts(model, optimizer, schedule, scaler, loader),
         directory=folder,
         server=client if place.rank == 0 else None,
@@ -426,6 +432,7 @@ def watch(
         checksum_steps=checksum_steps,
         twin_steps=twin_steps,
         replica_groups=replica_groups,
+        twin_group=twin_group,
     )
     if place.rank == 0:
         made.post([launched_event(made, nodes, granted, groups, launch)])
