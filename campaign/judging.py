@@ -21,6 +21,7 @@ class Verdict:
         together: all ranks acted alike, at the same step.
         applied: bad updates that reached the weights of any rank.
         held: the ranks were stopped.
+        slow: a rank was called slow in a clean control: on cores that others use, it may have been.
     """
 
     case: Case
@@ -29,6 +30,7 @@ class Verdict:
     together: bool = True
     applied: int = 0
     held: bool = False
+    slow: bool = False
 
     @property
     def missed(self) -> bool:
@@ -44,6 +46,7 @@ def judge(case: Case, ranks: Ranks) -> Verdict:
     expect = case.expect
     if case.clean:
         verdict.wrong += _not_clean(said)
+        verdict.slow = bool(said.get("straggler"))
         verdict.found = not verdict.wrong
         return verdict
     told = _BY[expect.by](case, said, ranks)
@@ -80,7 +83,6 @@ def _judge_acts(verdict: Verdict, ranks: Ranks) -> None:
 def _not_clean(said: Said) -> list[str]:
     wrong = [f"called step {cell['step']} bad" for cell in said.get("first_bad", [])]
     wrong += [f"said {one['kind']}" for one in said.get("verdicts", []) if one["severity"] == "halt"]
-    wrong += [f"said {one['kind']}" for one in said.get("straggler", [])]
     for check in ("checksum", "twin"):
         wrong += [
             f"{check} {data['status']}" for _, data in said.get(check, []) if data["status"] == "differs"

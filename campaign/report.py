@@ -11,6 +11,7 @@ from typing import Any
 from campaign.judging import Verdict
 
 FAULTS, CONTROLS = 350, 100
+SLOW = "clean, and a rank was called slow: four ranks share the cores of this machine with whatever else runs"
 
 
 def goals(verdicts: Sequence[Verdict], *, whole: bool) -> dict[str, bool]:
@@ -76,6 +77,8 @@ def notes(verdicts: Iterable[Verdict]) -> dict[str, int]:
     for one in verdicts:
         if one.case.expect.note and not one.wrong:
             counted[one.case.expect.note] = counted.get(one.case.expect.note, 0) + 1
+        if one.slow:
+            counted[SLOW] = counted.get(SLOW, 0) + 1
     return counted
 
 

@@ -81,6 +81,8 @@ class Straggler:
     def _judge(self, step: int) -> list[Finding]:
         findings = []
         for peers in self._peers():
+            if any(len(self._compute[rank]) <= WINDOW_STEPS // 2 for rank in peers):
+                continue  # the attempt began or ended in it: too few to say anything
             compute = {rank: median(self._compute[rank]) for rank in peers}
             wait = {rank: median(self._wait[rank]) for rank in peers}
             for rank in peers:

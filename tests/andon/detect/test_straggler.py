@@ -61,6 +61,12 @@ def test_peers_are_the_ranks_of_one_stage():
     assert [one.lanes for one in told(Straggler(topology), ENOUGH, lambda _: uneven)] == [(1,)]
 
 
+def test_a_window_of_which_little_was_seen_does_not_count():
+    watch = Straggler()
+    found = [one for step in range(2, 2 * WINDOW_STEPS + 2) for one in watch.update_step(step, times({2}))]
+    assert [*found, *watch.close()] == []
+
+
 def test_ranks_may_come_in_parts_and_a_late_part_changes_nothing():
     watch = Straggler()
     found = []
