@@ -87,8 +87,8 @@ class LocalNorms:
             if forward:
                 part.register_forward_hook(self._forward_hook(index))
         self.layers = list(self.parameters)
-        if forward and self.layers and self.layers[-1] != "model":
-            # What is computed behind the last layer is this rank's too, before a pipeline's next stage has it.
+        if forward and self.layers and "model" not in self.parameters:
+            # What is computed behind the last layer is this rank's too, before the next stage has it.
             module.register_forward_hook(self._forward_hook(len(self.layers) - 1))
         self._flat = [p for own in self.parameters.values() for p in own]
         self._owner = [i for i, own in enumerate(self.parameters.values()) for _ in own]

@@ -107,8 +107,6 @@ class Injector:
             spoil.backward_value = self.value
         elif case.place == "overflow" and self.mine and self.step >= case.step:
             spoil.backward_value = float("inf")
-        elif case.place == "dead" and self.mine and self.step - case.step in (0, 2, 3):
-            spoil.backward_value = self.value
         elif case.place == "activation" and now:
             spoil.forward_with = self._flipped
         elif case.place == "slow" and self.mine and self.step >= case.step:
@@ -130,6 +128,8 @@ class Injector:
     def loss(self, micro: int, loss: Tensor) -> Tensor:
         """Return the loss as it is computed."""
         again = self._calls > self.case.micro_batches
+        if self.case.place == "dead" and self.mine and self.step - self.case.step in (0, 2, 3):
+            return loss + self.value
         if self.case.place == "loss" and self._now and micro == self.case.micro:
             return loss if again and not self.case.lasting else loss + self.value
         return loss

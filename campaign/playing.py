@@ -18,7 +18,7 @@ from campaign.posts import Posts
 from campaign.reading import History, read
 from campaign.trainer import Start, Surroundings, Trainer
 
-LEARNING_STEPS = 60
+LEARNING_STEPS = 30
 LEARNING_LR = 1e-2
 
 

@@ -347,10 +347,10 @@ def _restores(topology: str) -> Iterator[Case]:
 
 def _dead(topology: str) -> Iterator[Case]:
     """The server is gone: the trainer decides alone."""
-    for rank, value in ((1, "nan"), (2, "inf")):
+    for rank, value in ((2, "nan"), (3, "inf")):
         step = FIRST + 2
         expect = Expect("acts", skips=(step, step + 2), halt=step + 3, bad_steps=(step, step + 2, step + 3))
-        name = f"{topology}: bad gradients on rank {rank} with the server dead"
+        name = f"{topology}: bad losses on rank {rank} with the server dead"
         yield Case(name, topology, "server dead", "dead", rank, step, step + 4, value, expect=expect)
 
 

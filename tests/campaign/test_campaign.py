@@ -16,7 +16,7 @@ ddp: a bit flips in a moment on rank 3
 ddp: rank 1 multiplies wrongly
 ddp: rank 2 reads a batch again
 ddp: loader not restored on all ranks
-ddp: bad gradients on rank 1 with the server dead
+ddp: bad losses on rank 2 with the server dead
 ddp: with every rule acting, 1
 fsdp2: inf in backward on rank 3
 fsdp2: nan in data on rank 0

@@ -103,7 +103,7 @@ def test_every_miss_is_listed_and_the_goals_follow(tmp_path):
     assert met["every fault right in rank, step and phase, or its miss explained"] is False
     assert report.misses(verdicts) == [
         "WRONG   a fault: no cell was called bad",
-        "missed  a blind one: no one can see it",
+        "missed  a blind one: nobody can see it",
     ]
     assert [row[1:] for row in report.rows(verdicts)[1:]] == [
         ["1", "0", "0", "1"],
