@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from andon.detect.spike import BF16_QUANTUM
+from andon.detect.quantum import BF16_QUANTUM, quantum_of
 
 WITHIN = 4.0  # times the noise of the loss
 NOISE_STEPS = 200
@@ -69,7 +69,7 @@ def noise(values: Sequence[float]) -> float | None:
     """Return the standard deviation of a loss from step to step, its trend taken out; None under 8 steps.
 
     From the median of the absolute first differences: a difference of two steps has √2 times the
-    deviation of one. Never below 1e-8, or the quantum of a loss that is quantised (bf16: 1/128).
+    deviation of one. Never below 1e-8, or the quantum of a loss that is quantised (bf16: 1/128; or rounded).
     """
     finite = [value for value in values if math.isfinite(value)]
     if len(finite) < 8:
@@ -77,7 +77,9 @@ def noise(values: Sequence[float]) -> float | None:
     steps = [later - earlier for earlier, later in pairwise(finite)]
     middle = median(steps)
     spread = _MAD_TO_SIGMA * median(abs(step - middle) for step in steps) / math.sqrt(2)
-    return max(spread, BF16_QUANTUM if all((value * 128).is_integer() for value in finite) else _FLOOR)
+    if not any(steps) and finite[0] % BF16_QUANTUM:
+        return _FLOOR  # one value over and over shows no rounding
+    return max(spread, quantum_of(finite), _FLOOR)
 
 
 def compare(

@@ -12,6 +12,7 @@ from statistics import median
 from typing import Any
 
 from andon.detect.finding import Finding, Number
+from andon.detect.quantum import UNROUNDED, places_of
 from andon.detect.spike import CONSISTENCY, RobustBaseline, Verdict, median_and_mad
 from andon.policy import SpikeRules
 
@@ -44,6 +45,7 @@ class GradNorm:
         self.rule = rule
         self.baseline = RobustBaseline(rules, quantum=0.0)
         self.judged = 0
+        self._places = 0  # most decimals seen: what a rounded norm is known to
         self._recent: deque[float] = deque(maxlen=CREEP_STEPS)
         self._since: int | None = None
         self._low = 0
@@ -73,6 +75,12 @@ class GradNorm:
             middle, _ = self.baseline.centre
             if log - middle >= math.log(EARLY_FACTOR):
                 return [self._early(step, value, math.exp(middle), known)]
+        self._places = max(self._places, places_of(value))
+        if ready and self._places < UNROUNDED:
+            # Rounded norms may all be one: their last digit is the least that they can differ by.
+            self.baseline.quantum = 10.0**-self._places / math.exp(self.baseline.centre[0])
+        else:
+            self.baseline.quantum = 0.0
         verdict = self.baseline.update(log)
         if verdict.z is None:
             self._recent.append(log)
@@ -219,7 +227,7 @@ class GradNorm:
         self.baseline.restart()
         self._recent.clear()
         self._since = None
-        self._low = self._admitted = 0
+        self._low = self._admitted = self._places = 0
         self._creeping = self._slow = False
 
     def state(self) -> dict[str, Any]:
@@ -227,6 +235,7 @@ class GradNorm:
         return {
             "baseline": self.baseline.state(),
             "judged": self.judged,
+            "places": self._places,
             "recent": list(self._recent),
             "since": self._since,
             "low": self._low,
@@ -243,6 +252,7 @@ class GradNorm:
         detector = cls(rules, series, rule)
         detector.baseline.load(state["baseline"])
         detector.judged = int(state["judged"])
+        detector._places = int(state.get("places", UNROUNDED))
         detector._recent.extend(float(value) for value in state["recent"])
         detector._since = state["since"]
         detector._low, detector._admitted = int(state["low"]), int(state["admitted"])

@@ -48,12 +48,14 @@ class Series(msgspec.Struct, frozen=True):
     Attributes:
         rows: in the order of the file, which is taken as the order of training.
         has_grad_norm: the table has such a column.
+        loss_places: decimals that the losses are printed with; None: not printed.
         notes: what a reader should know: steps counted for want of a column, steps that went back.
     """
 
     rows: list[Row]
     has_grad_norm: bool
     notes: list[str]
+    loss_places: int | None = None
 
 
 def parse(text: str) -> Series:
@@ -88,19 +90,20 @@ def parse(text: str) -> Series:
     if "step" not in columns:
         notes.append("no step column: records counted from 1")
     rows: list[Row] = []
-    backwards = 0
+    backwards = places = 0
     for count, (line, cells) in enumerate(lines, start=1):
         if len(cells) != width:
             raise SeriesError(f"line {line}: {len(cells)} columns, expected {width}")
         step = _step(line, cells[columns["step"]]) if "step" in columns else count
         loss = _value(line, "loss", cells[columns["loss"]])
+        places = max(places, _places(cells[columns["loss"]]))
         at = columns.get("grad_norm")
         grad_norm = None if at is None else _value(line, "grad_norm", cells[at])
         backwards += bool(rows) and step <= rows[-1].step
         rows.append(Row(line, step, loss, grad_norm))
     if backwards:
         notes.append(f"the step did not grow {backwards} times: read in the order of the file")
-    return Series(rows, "grad_norm" in columns, notes)
+    return Series(rows, "grad_norm" in columns, notes, places)
 
 
 def _split(text: str) -> list[tuple[int, list[str]]]:
@@ -164,6 +167,13 @@ def _number(cell: str) -> float | None:
     return float(lowered)
 
 
+def _places(cell: str) -> int:
+    """Return the decimals of a number as printed: 2 for "2.30", 4 for "1.23e-2"."""
+    digits, _, exponent = cell.strip().lower().partition("e")
+    decimals = len(digits.partition(".")[2])
+    return decimals - int(exponent) if re.fullmatch(r"[+-]?\d{1,3}", exponent) else decimals
+
+
 def _value(line: int, column: str, cell: str) -> float | None:
     try:
         return _number(cell)
@@ -195,7 +205,7 @@ def watch(series: Series, policy: Policy) -> Iterator[Finding]:
     was skipped. The loss is judged by `RobustSpike`, the gradient norm by `GradNorm`. A curve with too
     few values gives one finding of kind "not_judged" and severity "info".
     """
-    loss = RobustSpike(policy.spike)
+    loss = RobustSpike(policy.spike, places=series.loss_places)
     grad_norm = GradNorm(policy.grad_norm)
     measured = {"loss": 0, "grad_norm": 0}
     for row in series.rows:

@@ -14,12 +14,12 @@ from typing import Any
 import msgspec
 
 from andon.detect.finding import Finding, Number, Severity
+from andon.detect.quantum import BF16_QUANTUM, UNROUNDED, grid, places_of, quantum_of
 from andon.policy import SpikeRules
 
 DETECTOR = "spike"
 VERSION = 1
 CONSISTENCY = 1.4826
-BF16_QUANTUM = 1 / 128  # spacing of bf16 values in [1, 2), where a trained model's loss lies
 SETTLED = 3  # so many ordinary values in a row end an excursion
 
 
@@ -45,59 +45,79 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 class RobustBaseline:
-    """The window and the strikes, free of findings: what loss, gradient norms and layers share."""
+    """The window and the strikes, free of findings: what loss, gradient norms and layers share.
 
-    def __init__(self, rules: SpikeRules, *, quantum: float | None = None) -> None:
+    A window whose MAD is 0 has no scale of its own. Where its values are quantised the quantum is taken, else
+    the floor: a loss printed as 2.31 that is 2.32 three times in a row has not moved by more than a digit.
+    """
+
+    def __init__(self, rules: SpikeRules, *, quantum: float | None = None, places: int | None = None) -> None:
         """Begin empty.
 
         Args:
             rules: window, thresholds, floor of the MAD.
-            quantum: spacing of the values where they are known to be quantised. None: found by looking,
-                when the MAD is 0 and every value of the window is a multiple of 1/128.
+            quantum: spacing of the values where it is known; 0: they are not quantised. None: found by
+                looking, 1/128 where every value of the window is a multiple of it, else the last decimal of
+                these values and of the one that is judged, where all are rounded.
+            places: decimals that the values were printed with, where that is known: "2.30" has two.
         """
         self.rules = rules
         self.quantum = quantum
+        self.places = places
         self._window: deque[float] = deque()
         self._sorted: list[float] = []
         self._flagged: deque[float] = deque(maxlen=rules.level_shift_after)
         self._strikes = 0
         self._calm = 0
-        self._centre: tuple[float, float] | None = None
-        self._off_grid = 0  # values of the window that are no multiple of the quantum looked for
+        self._centre: tuple[float, float] | None = None  # median and MAD as they are
+        self._off_grid = 0  # values of the window that are no multiple of 1/128
+        self._by_places = [0] * (UNROUNDED + 1)  # values of the window by their decimals
+        self._looks = quantum is None
 
     def __len__(self) -> int:
         return len(self._window)
 
     @property
     def centre(self) -> tuple[float, float]:
-        """Median and MAD of the window; the MAD is floored.
+        """Median and MAD of the window; the MAD is never 0.
 
         Raises:
             ValueError: the window is empty.
         """
-        if self._centre is None:
-            self._centre = self._measure()
-        return self._centre
+        middle, _ = self._measured()
+        return middle, self._mad(middle)
 
     def values(self) -> list[float]:
         """Return the window, oldest first."""
         return list(self._window)
 
-    def _measure(self) -> tuple[float, float]:
-        middle, mad = median_and_mad(self._sorted)
+    def _measured(self) -> tuple[float, float]:
+        if self._centre is None:
+            self._centre = median_and_mad(self._sorted)
+        return self._centre
+
+    def _mad(self, value: float) -> float:
+        """Return the MAD that `value` is judged with."""
+        _, mad = self._measured()
         if mad == 0:
-            quantum = self.quantum
-            if quantum is None and not self._off_grid:
-                quantum = BF16_QUANTUM
-            mad = quantum or 0.0
-        return middle, max(mad, self.rules.mad_floor)
+            mad = self._quantum(value)
+        return max(mad, self.rules.mad_floor)
+
+    def _quantum(self, value: float) -> float:
+        if self.quantum is not None:
+            return self.quantum
+        if self.places is not None:
+            return grid(self.places, bf16=not self._off_grid, printed=True)
+        return grid(max(self._places(), places_of(value)), bf16=not self._off_grid)
+
+    def _places(self) -> int:
+        return max((places for places, count in enumerate(self._by_places) if count), default=0)
 
     def z(self, value: float) -> float | None:
         """Return the robust z of `value` against the window, None during warm-up."""
         if len(self._window) < self.rules.warm_up:
             return None
-        middle, mad = self.centre
-        return (value - middle) / (CONSISTENCY * mad)
+        return (value - self._measured()[0]) / (CONSISTENCY * self._mad(value))
 
     def update(self, value: float) -> Verdict:
         """Judge a finite value and take it in; a flagged value never enters the window."""
@@ -105,7 +125,9 @@ class RobustBaseline:
         if n < rules.warm_up:
             self._admit(value)
             return Verdict(None, None, None, n, 0, None)
-        middle, mad = self._centre or self.centre
+        middle, mad = self._centre or self._measured()
+        if mad < rules.mad_floor:
+            mad = self._mad(value)
         z = (value - middle) / (CONSISTENCY * mad)
         if z <= rules.warn_z:
             self._strikes = 0
@@ -117,32 +139,48 @@ class RobustBaseline:
         self._strikes += 1
         self._calm = 0
         self._flagged.append(value)
-        if len(self._flagged) == rules.level_shift_after and is_stable(self._flagged, rules.mad_floor):
+        if len(self._flagged) == rules.level_shift_after and is_stable(self._flagged, self._grain()):
             strikes = self._strikes
             self.restart(self._flagged)
             return Verdict(z, middle, mad, n, strikes, "warn", shifted=True)
         halt = z > rules.halt_z and self._strikes >= rules.strikes
         return Verdict(z, middle, mad, n, self._strikes, "halt" if halt else "warn")
 
+    def _grain(self) -> float:
+        """Return what two medians of flagged values may differ by for want of digits."""
+        quantum = self.quantum
+        if quantum is None:
+            quantum = quantum_of(self._flagged, self.places)
+        return max(quantum, self.rules.mad_floor)
+
     def _admit(self, value: float) -> None:
         window, ordered = self._window, self._sorted
         window.append(value)
         insort(ordered, value)
-        if value % BF16_QUANTUM:
-            self._off_grid += 1
+        if self._looks:
+            self._count(value, 1)
         if len(window) > self.rules.window:
             old = window.popleft()
             del ordered[bisect_left(ordered, old)]
-            if old % BF16_QUANTUM:
-                self._off_grid -= 1
+            if self._looks:
+                self._count(old, -1)
         self._centre = None
+
+    def _count(self, value: float, by: int) -> None:
+        if value % BF16_QUANTUM:
+            self._off_grid += by
+        if self.places is None:
+            self._by_places[places_of(value)] += by
 
     def restart(self, values: Iterable[float] = ()) -> None:
         """Forget the baseline; begin again from `values` (none: a new warm-up)."""
         kept = list(values)[-self.rules.window :]
         self._window = deque(kept)
         self._sorted = sorted(kept)
-        self._off_grid = sum(value % BF16_QUANTUM != 0 for value in kept)
+        self._off_grid = 0
+        self._by_places = [0] * (UNROUNDED + 1)
+        for value in kept if self._looks else ():
+            self._count(value, 1)
         self._flagged.clear()
         self._strikes = self._calm = 0
         self._centre = None
@@ -230,13 +268,19 @@ class RobustSpike:
     """
 
     def __init__(
-        self, rules: SpikeRules, series: str = "loss", rule: str = "spike", *, quantum: float | None = None
+        self,
+        rules: SpikeRules,
+        series: str = "loss",
+        rule: str = "spike",
+        *,
+        quantum: float | None = None,
+        places: int | None = None,
     ) -> None:
-        """Begin with an empty baseline for one curve of one run."""
+        """Begin with an empty baseline for one curve of a run (`quantum`, `places`: see `RobustBaseline`)."""
         self.rules = rules
         self.series = series
         self.rule = rule
-        self.baseline = RobustBaseline(rules, quantum=quantum)
+        self.baseline = RobustBaseline(rules, quantum=quantum, places=places)
         self.judged = 0
         self._since: int | None = None
 

@@ -93,6 +93,13 @@ class TestFindings:
         assert code == 0
         assert [(f["kind"], f["step"]) for f in found] == [("grad_norm_spike", 80)]
 
+    def test_noise_printed_with_two_decimals_is_calm_and_a_spike_in_it_is_not(self, detect):
+        values = [f"{2.304 + v - 2:.2f}" for v in noise(300, sigma=0.003)]
+        assert detect(table(values)) == (0, [], "")
+        code, found, _ = detect(table([*["2.30"] * 60, "2.50", "2.50", "2.50"]))
+        assert (code, [f["severity"] for f in found]) == (1, ["warn", "warn", "halt"])
+        assert found[0]["numbers"]["mad"] == pytest.approx(0.01)
+
     def test_thresholds_come_from_a_policy(self, detect, tmp_path):
         policy = tmp_path / "policy.json"
         policy.write_text(json.dumps({"spike": {"warm_up": 10}}))

@@ -84,6 +84,16 @@ class TestKinds:
         assert "grad_norm_sustained" in {f.kind for f in found}
 
 
+class TestRounded:
+    def test_a_norm_that_moves_by_its_last_digit_is_no_spike(self):
+        values = np.round(usual(2_000, level=0.31, sigma=0.012), 2).tolist()
+        assert len(set(values)) > 1
+        assert run(values) == []
+
+    def test_a_spike_among_rounded_norms_is_one(self):
+        assert said([*[0.31] * 200, 0.9, 0.31]) == [(200, "grad_norm_spike")]
+
+
 class TestNotMeasured:
     def test_a_logger_without_the_norm_writes_zero_and_is_never_judged(self):
         detector = GradNorm(RULES)

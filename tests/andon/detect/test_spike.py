@@ -2,6 +2,7 @@
 
 import json
 import math
+from decimal import Decimal
 from statistics import median
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from andon.detect.quantum import UNROUNDED, places_of
 from andon.detect.spike import RobustSpike, is_stable, median_and_mad
 from andon.policy import SpikeRules
 from tests.andon.detect.clean import clean_run, clean_runs, rank_steps
@@ -171,6 +173,80 @@ class TestLevelShift:
     @pytest.mark.parametrize("slope", [1e-3, 0.1, 10.0])
     def test_a_straight_climb_is_never_called_stable(self, slope):
         assert not is_stable([slope * i for i in range(50)], 1e-8)
+
+
+class TestARiseThatStays:
+    """Undeclared and as large as a mixture change, told only by its staying (the playbook's level shift)."""
+
+    SIGMA = 0.01
+
+    def judged(self, size, seed, after=1_500):
+        rng = np.random.default_rng(seed)
+        values = 2 + self.SIGMA * (rng.standard_normal(200 + after) + size * (np.arange(200 + after) >= 200))
+        detector = RobustSpike(RULES)
+        return [f for i, v in enumerate(values.tolist()) if (f := detector.update(i, v)) and f.step >= 200]
+
+    @pytest.mark.parametrize("size", [8, 10, 12, 16, 40])
+    def test_whatever_its_size_no_step_halts_once_fifty_values_have_shown_a_level(self, size):
+        for seed in range(20):
+            found = self.judged(size, seed)
+            shifts = [f.step for f in found if f.kind == "level_shift"]
+            # At 8, a value in forty is an ordinary one, and may bring the window to the new level by itself.
+            assert len(shifts) == 1 or size == 8
+            assert all(249 <= step <= 280 for step in shifts)
+            assert [f for f in found if f.severity == "halt" and f.step > 280] == []
+            assert [f for f in found if f.severity == "halt" and f.step >= min(shifts, default=280)] == []
+
+    @pytest.mark.parametrize(("size", "least", "most"), [(8, 0, 0.1), (10, 0.5, 0.75), (16, 1, 1)])
+    def test_before_that_it_halts_as_often_as_a_value_of_it_passes_twelve(self, size, least, most):
+        """The rule as it stands: 48 values of N(10, 1) stay under 12 in 33 % of cases, and somewhat more
+        often where the window's own MAD came out large. A rise that halts is one that could not be told
+        from a spike without recovery."""
+        tries = 200
+        halted = sum(any(f.severity == "halt" for f in self.judged(size, s, after=52)) for s in range(tries))
+        assert least * tries <= halted <= most * tries
+
+
+class TestRoundedLosses:
+    @pytest.mark.parametrize("places", [1, 2, 3, 4])
+    @pytest.mark.parametrize("share", [0.01, 0.1, 0.3, 1.0])
+    def test_the_noise_of_a_rounded_loss_is_no_spike(self, places, share):
+        """Noise far below, and as large as, the last digit; drifting, so that the digit tips over."""
+        unit = 10.0**-places
+        noise = np.random.default_rng(places).standard_normal(4_000) * share * unit
+        drift = 3 * unit * np.sin(np.arange(4_000) / 300)
+        values = np.round(2.3 + drift + noise, places).tolist()
+        assert [f for f in flagged(values) if f[1] == "halt"] == []
+        assert places == 1 or len(flagged(values)) <= 4  # 2.0 alone could be bf16's as well
+
+    def test_a_spike_in_a_rounded_loss_still_halts(self):
+        values = np.round(worked_example(5), 2).tolist()
+        assert next(step for step, severity, _ in flagged(values) if severity == "halt") == 1002
+        quiet = [2.31] * 60
+        assert [f[1] for f in flagged([*quiet, 2.55, 2.61, 2.72])] == ["warn", "warn", "halt"]
+
+    def test_decimals_that_were_printed_count_also_where_they_are_zero(self):
+        values = [*[2.3] * 60, 2.5, 2.5, 2.5]
+        assert flagged(values) == []  # for all that is known these are tenths
+        assert [f[1] for f in flagged(values, RobustSpike(RULES, places=2))] == ["warn", "warn", "halt"]
+
+    def test_a_new_level_of_a_rounded_loss_is_seen_as_one(self):
+        values = [*[2.31] * 100, *[2.61, 2.62] * 200]
+        detector = RobustSpike(RULES)
+        found = [f for i, v in enumerate(values) if (f := detector.update(i, v))]
+        assert [f.step for f in found if f.kind == "level_shift"] == [149]
+        assert found[-1].step == 149
+
+    @given(
+        st.one_of(
+            st.floats(-1e9, 1e9),
+            st.builds(lambda n, places: n / 10**places, st.integers(-(10**9), 10**9), st.integers(0, 6)),
+        )
+    )
+    def test_decimals_are_those_of_the_shortest_form(self, value):
+        exponent = Decimal(repr(value)).normalize().as_tuple().exponent
+        assert isinstance(exponent, int)
+        assert places_of(value) == min(max(0, -exponent), UNROUNDED)
 
 
 class TestAWindowWithoutSpread:

@@ -5,6 +5,7 @@ equal verdicts mean something; `benchmarks/bench_detect.py` times it beside the 
 """
 
 import math
+from decimal import Decimal
 from statistics import median
 
 import numpy as np
@@ -29,8 +30,8 @@ class Textbook:
             return None
         middle = median(self.kept)
         deviation = median([abs(one - middle) for one in self.kept])
-        if deviation == 0 and all((one * 128).is_integer() for one in self.kept):
-            deviation = 1 / 128
+        if deviation == 0:
+            deviation = _quantum(self.kept, [*self.kept, value])
         z = (value - middle) / (1.4826 * max(deviation, FLOOR))
         if z <= WARN_Z:
             self.strikes = 0
@@ -43,17 +44,25 @@ class Textbook:
         self.strikes += 1
         self.calm = 0
         self.flagged = [*self.flagged, value][-SHIFT_AFTER:]
-        if len(self.flagged) == SHIFT_AFTER and _is_level(self.flagged):
+        if len(self.flagged) == SHIFT_AFTER and _is_level(self.flagged, _quantum(self.flagged, self.flagged)):
             self.kept, self.flagged = self.flagged, []
             self.strikes = 0
             return "level_shift"
         return "halt" if z > HALT_Z and self.strikes >= STRIKES else "warn"
 
 
-def _is_level(values):
+def _quantum(on_bf16, rounded):
+    """What values are spaced by: bf16's 1/128, else the last of up to four decimals, else nothing."""
+    if all((one * 128).is_integer() for one in on_bf16):
+        return 1 / 128
+    places = max(max(0, -Decimal(repr(one)).normalize().as_tuple().exponent) for one in rounded)
+    return 10.0**-places if places <= 4 else 0.0
+
+
+def _is_level(values, grain):
     def spread(part):
         middle = median(part)
-        return middle, max(median([abs(one - middle) for one in part]), FLOOR)
+        return middle, max(median([abs(one - middle) for one in part]), FLOOR, grain)
 
     older, newer = values[: len(values) // 2], values[len(values) // 2 :]
     (low, low_spread), (high, high_spread) = spread(older), spread(newer)
