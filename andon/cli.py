@@ -15,6 +15,7 @@ from andon.wire_version import VERSION
 COMMANDS: dict[str, tuple[str, str]] = {
     "detect": ("andon.detect.command", "judge a series: findings as JSON lines; exit 1 on a halt"),
     "tail": ("andon.tail.command", "post what a training log says; no change to the trainer"),
+    "read": ("andon.read_command", "what a file of another tool says, printed or posted"),
     "agent": ("andon.agent.command", "watch this node; hold and upload its evidence"),
     "replay": ("andon.replay", "post a recording through the real client"),
     "probe": ("andon.probe_command", "run a frozen step again with one condition changed"),

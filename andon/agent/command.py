@@ -45,6 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     watch.add_argument(
         "--errors", action="append", default=[], metavar="PATTERN", help="torchelastic's error files"
     )
+    watch.add_argument(
+        "--reports",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="reports of checks (dcgmi, nccl-tests, …), see `andon read`",
+    )
     watch.add_argument("--kernel-log", type=Path, metavar="FILE", help="e.g. /dev/kmsg, /var/log/kern.log")
     watch.add_argument("--gpus", metavar="SOURCE", help="auto, nvidia-smi, or an address of dcgm-exporter")
     watch.add_argument("--ranks", action="store_true", help="which ranks' processes are alive")
@@ -97,6 +104,7 @@ def _watcher(args: argparse.Namespace, secret: str) -> Watcher | None:
         logs=tuple(args.log),
         dumps=tuple(args.dumps or (default_dumps() if args.watch else ())),
         errors=tuple(args.errors),
+        reports=tuple(args.reports),
         kernel_log=args.kernel_log or (KMSG if args.watch and os.access(KMSG, os.R_OK) else None),
         gpus=args.gpus or ("auto" if args.watch else None),
         ranks=args.ranks or args.watch,

@@ -1,4 +1,5 @@
-"""Files that appear once, when something has failed: flight-recorder dumps and torchelastic's error files.
+"""Files that appear once: flight-recorder dumps and torchelastic's error files, when something has failed,
+and the reports of checks (dcgmi, nccl-tests, what `andon read` reads).
 
 Posted under an id made of run, path, size and time, so that after a restart the server knows what it has.
 """
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from andon.readers import flight_recorder, torchelastic
+from andon.readers import flight_recorder, foreign, torchelastic
 from andon.wire import encode_events
 
 logger = logging.getLogger("andon.agent")
@@ -22,14 +23,27 @@ Post = Callable[[str, list[dict[str, Any]]], None]  # (a name that stays the sam
 SETTLED_S = 1.0  # a dump is being written until it has not grown for so long
 MAX_EVENT_BYTES = 1 << 20
 _MAX_FILES = 4_096
+_PER_POST = 2_000
+
+Read = Callable[[Path, bytes], list[dict[str, Any]]]
 
 
 class Appearing:
     """Looks for files by pattern, reads each version of them once, and posts it."""
 
-    def __init__(self, dumps: Sequence[str], errors: Sequence[str], run: str, node: str, post: Post) -> None:
-        self._patterns = [(pattern, self._dump) for pattern in dumps]
+    def __init__(
+        self,
+        dumps: Sequence[str],
+        errors: Sequence[str],
+        run: str,
+        node: str,
+        post: Post,
+        *,
+        reports: Sequence[str] = (),
+    ) -> None:
+        self._patterns: list[tuple[str, Read]] = [(pattern, self._dump) for pattern in dumps]
         self._patterns += [(pattern, self._error) for pattern in errors]
+        self._patterns += [(pattern, self._report) for pattern in reports]
         self._run, self._node, self._post = run, node, post
         self._seen: dict[str, tuple[int, int, int]] = {}
 
@@ -42,7 +56,7 @@ class Appearing:
                 except OSError as error:
                     logger.warning("%s: %s", name, error)
 
-    def _look(self, path: Path, read: Callable[[Path, bytes], dict[str, Any]], *, at_end: bool) -> None:
+    def _look(self, path: Path, read: Read, *, at_end: bool) -> None:
         status = path.stat()
         version = (status.st_ino, status.st_size, status.st_mtime_ns)
         if not path.is_file() or self._seen.get(str(path)) == version or not status.st_size:
@@ -56,15 +70,24 @@ class Appearing:
         with path.open("rb") as file:
             body = file.read(most + 1)
         try:
-            event = read(path, body)
+            events = read(path, body)
         except ValueError as error:
             logger.warning("%s: not read: %s", path, error)
             return
-        event = {"time": status.st_mtime_ns, "node": self._node, **event}
         name = f"{self._run} {self._node} {path.absolute()} {version}"
-        self._post(name, [event])
+        for start in range(0, len(events), _PER_POST):
+            part = [
+                {"time": status.st_mtime_ns, "node": self._node, **one} for one in events[start:][:_PER_POST]
+            ]
+            self._post(f"{name} {start}" if start else name, part)
 
-    def _dump(self, path: Path, body: bytes) -> dict[str, Any]:
+    def _report(self, path: Path, body: bytes) -> list[dict[str, Any]]:
+        events = foreign.read(path.name, body).events
+        for event in events:
+            event.pop("zoned", None)
+        return events
+
+    def _dump(self, path: Path, body: bytes) -> list[dict[str, Any]]:
         event: dict[str, Any] = {"type": "flight_recorder.dump", "data": flight_recorder.read(body)}
         rank = flight_recorder.rank_of(path)
         if rank is not None:
@@ -73,14 +96,14 @@ class Appearing:
         entries = event["data"]["entries"]
         while len(entries) > 1 and len(encode_events([event])) > MAX_EVENT_BYTES:
             del entries[: len(entries) // 2]  # the newest stay
-        return event
+        return [event]
 
-    def _error(self, path: Path, body: bytes) -> dict[str, Any]:
+    def _error(self, path: Path, body: bytes) -> list[dict[str, Any]]:
         event = torchelastic.read(body)
         local_rank = torchelastic.local_rank_of(path)
         if local_rank is not None:
             event["data"]["local_rank"] = local_rank
-        return event
+        return [event]
 
 
 def id_of(name: str) -> str:

@@ -32,17 +32,20 @@ _FLUSH_S = 20.0
 
 @dataclass(frozen=True)
 class Watched:
-    """What to watch: patterns of rank logs, dumps and error files, the kernel's log, counters, processes."""
+    """What to watch: patterns of rank logs, dumps, error files and reports, the kernel's log, counters,
+    processes."""
 
     logs: tuple[str, ...] = ()
     dumps: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    reports: tuple[str, ...] = ()
     kernel_log: Path | None = None
     gpus: str | None = None
     ranks: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.logs or self.dumps or self.errors or self.kernel_log or self.gpus or self.ranks)
+        files = self.logs or self.dumps or self.errors or self.reports
+        return bool(files or self.kernel_log or self.gpus or self.ranks)
 
 
 class Watcher:
@@ -56,7 +59,9 @@ class Watcher:
         self.client, self.node = client, node
         directory = state / "tail"
         self._logs = Logs(watched.logs, client, self._post, directory=directory, server=server, node=node)
-        self._files = Appearing(watched.dumps, watched.errors, server, node, self._post)
+        self._files = Appearing(
+            watched.dumps, watched.errors, server, node, self._post, reports=watched.reports
+        )
         self._ranks = Ranks(client.run) if watched.ranks else None
         source = source_of(watched.gpus) if watched.gpus else None
         self._gpus = Gpus(source) if source is not None else None

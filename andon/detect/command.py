@@ -5,9 +5,9 @@ import json
 import sys
 from pathlib import Path
 
-from andon.detect.series import SeriesError, parse, watch
+from andon.detect.series import Series, SeriesError, is_table, parse, watch
 from andon.policy import Policy, decode
-from andon.readers import tensorboard
+from andon.readers import scalars, tensorboard, wandb
 
 EXIT_CALM, EXIT_HALT, EXIT_UNREADABLE = 0, 1, 2
 MAX_BYTES = 512 * 1024 * 1024
@@ -17,9 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = (
         "Judge a table with columns step, loss and, where there is one, grad_norm (CSV or blanks; without "
-        "a header: step and loss), or a TensorBoard event file. Prints one JSON object per finding: kind, "
-        "severity (warn or halt; info for 'not_judged'), step, score, and the numbers used. Exit 0: no halt, "
-        "1: a halt, 2: unreadable."
+        "a header: step and loss), a TensorBoard event file, or a W&B history (the .wandb file of an offline "
+        "run, or an export). Prints one JSON object per finding: kind, severity (warn or halt; info for "
+        "'not_judged'), step, score, and the numbers used. Exit 0: no halt, 1: a halt, 2: unreadable."
     )
     parser.add_argument("file", metavar="FILE", help="the table, or - for standard input")
     parser.add_argument("--policy", metavar="JSON", help="a policy document whose thresholds to use")
@@ -30,8 +30,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         policy = _policy(args.policy)
         body = _read(args.file)
-        is_events = tensorboard.is_events(body)
-        series = tensorboard.series(tensorboard.read(body)) if is_events else parse(body.decode("utf-8"))
+        series = _series(body)
     except (OSError, ValueError) as error:
         where = args.file if isinstance(error, SeriesError | UnicodeDecodeError) else ""
         sys.stderr.write(f"andon detect: {where + ': ' if where else ''}{_message(error)}\n")
@@ -46,6 +45,18 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(finding.to_document(), allow_nan=False) + "\n")
     sys.stdout.flush()
     return EXIT_HALT if halted else EXIT_CALM
+
+
+def _series(body: bytes) -> Series:
+    if tensorboard.is_events(body):
+        return scalars.series(tensorboard.read(body), "TensorBoard")
+    if wandb.is_run_file(body):
+        return scalars.series(wandb.read(body), "W&B")
+    text = body.decode("utf-8")
+    # An export of few columns is an ordinary table too, and then judged by its printed digits.
+    if wandb.is_export(text) and not is_table(text):
+        return scalars.series(wandb.read(body), "W&B")
+    return parse(text)
 
 
 def _policy(path: str | None) -> Policy:

@@ -106,6 +106,17 @@ def parse(text: str) -> Series:
     return Series(rows, "grad_norm" in columns, notes, places)
 
 
+def is_table(text: str) -> bool:
+    """Return whether the first record is a header of which a loss and a step are known, or two numbers."""
+    lines = _split("\n".join(text.removeprefix("\ufeff").splitlines()[:50]))
+    if not lines:
+        return True
+    try:
+        return all(map(_is_value, lines[0][1])) or {"step", "loss"} <= _columns(*lines[0]).keys()
+    except SeriesError:
+        return False
+
+
 def _split(text: str) -> list[tuple[int, list[str]]]:
     """Return (line number, cells) of every line that is neither blank nor a comment."""
     lines = [

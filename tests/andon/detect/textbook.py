@@ -55,7 +55,7 @@ def _quantum(on_bf16, rounded):
     """What values are spaced by: bf16's 1/128, else the last of up to four decimals, else nothing."""
     if all((one * 128).is_integer() for one in on_bf16):
         return 1 / 128
-    places = max(max(0, -Decimal(repr(one)).normalize().as_tuple().exponent) for one in rounded)
+    places = max(max(0, -int(Decimal(repr(one)).normalize().as_tuple().exponent)) for one in rounded)
     return 10.0**-places if places <= 4 else 0.0
 
 

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from andon.cli import main
 from andon.detect.series import SeriesError
-from andon.readers.tensorboard import Scalar, read, series
+from andon.readers.scalars import Scalar
+from andon.readers.scalars import series as curve
+from andon.readers.tensorboard import read
+
+
+def series(scalars):
+    return curve(scalars, "TensorBoard")
 
 
 def varint(number):
