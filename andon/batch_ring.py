@@ -89,7 +89,12 @@ def describe(
 
 def fingerprint(tokens: NDArray[np.int64]) -> str:
     """Return 16 hex digits of SHA-256 over the token ids: equal samples are found, none can be read back."""
-    return hashlib.sha256(np.ascontiguousarray(tokens, "<i8").tobytes()).hexdigest()[:16]
+    return digest_of(np.ascontiguousarray(tokens, "<i8").tobytes())
+
+
+def digest_of(content: bytes) -> str:
+    """Return 16 hex digits of SHA-256 over a sample's bytes."""
+    return hashlib.sha256(content).hexdigest()[:16]
 
 
 class BatchRing:

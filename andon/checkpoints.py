@@ -2,8 +2,9 @@
 
 A checkpoint of step c is a directory `step-00000c` whose files were written to temporary names,
 synced, renamed, and listed with size and SHA-256 in `commit.json`, written last: a directory
-without it was never committed, whatever it holds. Arrays lie in `.npz` files without pickles, so
-that anything with numpy can check them and nothing in a checkpoint can run code. `parts` names
+without it was never committed, whatever it holds. Our own arrays lie in `.npz` files without pickles, so
+that anything with numpy can check them and nothing in a checkpoint can run code; trainers' `.safetensors`
+are read as well. `parts` names
 what each file is (weights, optimizer, schedule, rng, loader): evidence links to these views
 instead of copying bytes.
 
@@ -20,7 +21,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,11 +32,13 @@ import numpy as np
 import rfc8785
 
 from andon import hold
+from andon.readers import safetensors
 
 SCHEMA = "andon.checkpoint/1"
 MANIFEST = "commit.json"
 QUARANTINE = "quarantine"
 _CHUNK_BYTES = 1 << 20
+_READ = (".npz", ".safetensors")
 _LEVELS = 4  # run / attempt / quarantine / step: how far above a checkpoint the hold file may lie
 
 
@@ -178,11 +182,11 @@ def commit(
 ) -> Manifest:
     """Hash every file of `parts`, check weights and moments, and write the manifest last.
 
-    The check reads `.npz` files back, so what is called finite is what lies on disk. Of other formats
-    `nonfinite` says what the trainer knows to be nonfinite.
+    The check reads `.npz` and `.safetensors` files back, so what is called finite is what lies on disk. Of
+    other formats `nonfinite` says what the trainer knows to be nonfinite.
 
     Raises:
-        CheckpointError: a listed file is absent.
+        CheckpointError: a listed file is absent, or one of these formats cannot be read.
     """
     entries: list[FileEntry] = []
     for path in sorted({path for paths in parts.values() for path in paths}):
@@ -193,7 +197,7 @@ def commit(
     bad_names = list(nonfinite)
     norms: dict[str, float | None] = {}
     for part in ("weights", "optimizer"):
-        if any(path.endswith(".npz") for path in parts.get(part, ())):
+        if any(path.endswith(_READ) for path in parts.get(part, ())):
             bad, norm = _examine(directory, parts[part])
             bad_names += bad
             norms[part] = norm
@@ -222,22 +226,34 @@ def is_held(directory: Path) -> bool:
 
 
 def _examine(directory: Path, paths: Sequence[str]) -> tuple[list[str], float | None]:
-    """Return the names of arrays with a nonfinite value, and the L2 norm over all (None if nonfinite)."""
-    bad: list[str] = []
+    """Return the names of arrays with a nonfinite value, and the L2 norm over all (None if nonfinite).
+
+    Raises:
+        CheckpointError: a file of a format that is read cannot be.
+    """
+    bad: dict[str, None] = {}
     total = 0.0
     for path in paths:
-        if not path.endswith(".npz"):
-            continue
-        with np.load(directory / path, allow_pickle=False) as arrays:
-            for name in arrays.files:
-                values = arrays[name]
-                if not np.issubdtype(values.dtype, np.floating):
-                    continue
+        try:
+            for name, values in _floats(directory / path):
                 if not np.isfinite(values).all():
-                    bad.append(name)
+                    bad[name] = None
                 else:
                     total += float(np.square(values, dtype=np.float64).sum())
-    return bad, None if bad else total**0.5
+        except (ValueError, OSError, zipfile.BadZipFile) as error:
+            raise CheckpointError(f"{directory / path}: cannot be read back ({error})") from error
+    return list(bad), None if bad else total**0.5
+
+
+def _floats(file: Path) -> Iterator[tuple[str, np.ndarray]]:
+    if file.suffix == ".safetensors":
+        yield from safetensors.chunks(file)
+    elif file.suffix == ".npz":
+        with np.load(file, allow_pickle=False) as arrays:
+            for name in arrays.files:
+                values = arrays[name]
+                if np.issubdtype(values.dtype, np.floating):
+                    yield name, values
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -277,7 +293,11 @@ def verify(directory: Path) -> Manifest:
             wrong.append(f"{entry.path}: its SHA-256 differs from the committed one")
     if not wrong:
         for part in ("weights", "optimizer"):
-            bad, _ = _examine(directory, manifest.parts.get(part, ()))
+            try:
+                bad, _ = _examine(directory, manifest.parts.get(part, ()))
+            except CheckpointError as error:
+                wrong.append(str(error))
+                continue
             wrong += [f"{part}: {name} has nonfinite values" for name in bad]
         wrong += [f"{name} was nonfinite when it was saved" for name in manifest.nonfinite if not wrong]
     if wrong:

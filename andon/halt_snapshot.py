@@ -55,7 +55,7 @@ def write(
     optimizers = [parts.optimizer] if parts.optimizer is not None else []
     model_state, optimizer_state = get_state_dict(parts.model, optimizers)
     dcp.save({"model": model_state, "optimizer": optimizer_state}, checkpoint_id=str(directory / STATE))
-    checkpoints.write_arrays(directory, f"rng-{rank:05d}.npz", _rng_arrays(RandomState.take()))
+    write_rng(directory, rank)
     if ring is not None:
         checkpoints.write_document(directory, f"batches-{rank:05d}.json", ring.document(rank))
     if parts.loader is not None:
@@ -115,9 +115,19 @@ def read(directory: Path, parts: Parts, *, rank: int | None = None) -> list[rest
     rank = restore_check._rank() if rank is None else rank
     if parts.loader is not None:
         restore_loader(directory, parts.loader, rank)
+    put_rng(directory, rank)
+    return restore_check.check(directory, parts)
+
+
+def write_rng(directory: Path, rank: int) -> None:
+    """Write this rank's random numbers into a checkpoint."""
+    checkpoints.write_arrays(directory, f"rng-{rank:05d}.npz", _rng_arrays(RandomState.take()))
+
+
+def put_rng(directory: Path, rank: int) -> None:
+    """Go back to a rank's random numbers, where the checkpoint has them."""
     if (directory / f"rng-{rank:05d}.npz").exists():
         _put_rng(checkpoints.read_arrays(directory, f"rng-{rank:05d}.npz"))
-    return restore_check.check(directory, parts)
 
 
 def restore_loader(directory: Path, loader: Any, rank: int) -> None:

@@ -184,6 +184,19 @@ class Loader:
         self.position = self._past_skips(self.position)
         return after - before
 
+    def copy(self) -> "Loader":
+        """Return an equal loader that goes its own way: one that reads ahead."""
+        made = Loader(
+            size=self.size,
+            seed=self.seed,
+            global_batch=self.global_batch,
+            rank=self.rank,
+            world_size=self.world_size,
+            shuffle=self.shuffle,
+        )
+        made.restore(self.state())
+        return made
+
     def state(self) -> LoaderState:
         """Return what a checkpoint must keep; equal on every rank."""
         return LoaderState(

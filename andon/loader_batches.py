@@ -28,6 +28,9 @@ from andon.loader import Loader, LoaderError, LoaderState
 
 Collate = Callable[[list[Any]], Any]
 
+# torch's, torchdata's and accelerate's.
+_RANDOM = frozenset({"RandomSampler", "StatefulRandomSampler", "SeedableRandomSampler"})
+
 
 class Batches(ABC):
     """This rank's batches, one global batch after the other. Made by `batches`.
@@ -116,14 +119,7 @@ class MapBatches(Batches):
     def _loader(self) -> Any:
         from torch.utils.data import DataLoader
 
-        ahead = Loader(
-            size=self.order.size,
-            seed=self.order.seed,
-            global_batch=self.order.global_batch,
-            rank=self.order.rank,
-            world_size=self.order.world_size,
-        )
-        ahead.restore(self.order.state())
+        ahead = self.order.copy()
 
         def indexes() -> Iterator[list[int]]:
             while True:
@@ -235,11 +231,11 @@ def batches(
         collate = collate or data.collate_fn
         workers = data.num_workers if workers is None else workers
         options = {"pin_memory": data.pin_memory, "worker_init_fn": data.worker_init_fn}
-        shuffle = _shuffles(data) if shuffle is None and _is_map(data.dataset) else shuffle
+        shuffle = shuffles(data.sampler) if shuffle is None and is_map_style(data.dataset) else shuffle
         data = data.dataset
     if batch_size is None or batch_size < 1:
         raise LoaderError(f"batch_size: {batch_size}; say how many samples a rank takes in a step")
-    is_map = _is_map(data)
+    is_map = is_map_style(data)
     order = Loader(
         size=len(data) if is_map else None,
         seed=seed,
@@ -254,19 +250,23 @@ def batches(
     return StreamBatches(data, order, collate or _as_list)
 
 
-def _is_map(data: Any) -> bool:
+def is_map_style(data: Any) -> bool:
+    """Return whether samples are read by index."""
     # torch's IterableDataset inherits a `[index]` that only raises, and may have a length.
     named = {one.__name__ for one in type(data).__mro__}
     return "IterableDataset" not in named and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def _shuffles(loader: Any) -> bool:
-    """Whether a DataLoader's sampler shuffles evenly; its division among ranks is taken over."""
-    sampler = loader.sampler
+def shuffles(sampler: Any) -> bool:
+    """Return whether a sampler shuffles evenly; its division among ranks is taken over.
+
+    Raises:
+        LoaderError: it has an order of its own.
+    """
     kind = type(sampler).__name__
     if kind in ("SequentialSampler", "BatchSampler"):
         return False
-    if kind in ("RandomSampler", "StatefulRandomSampler") and not getattr(sampler, "replacement", False):
+    if kind in _RANDOM and not getattr(sampler, "replacement", False):
         return True
     if kind in ("DistributedSampler", "StatefulDistributedSampler"):
         return bool(sampler.shuffle)

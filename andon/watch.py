@@ -36,9 +36,11 @@ from andon.monitor_reduce import reduce
 from andon.monitor_rerun import RandomState
 from andon.monitor_rows import StateAfter
 from andon.monitor_scaler import unscale
+from andon.permit import Permit
 from andon.policy import Policy
 from andon.restore_check import Line, Parts
-from andon.watch_launch import launched_event, place_here, refuse_if_held, store
+from andon.saving import PartsOf, Saver
+from andon.watch_launch import Resumed, launched_event, place_here, refuse_if_held, store
 
 __all__ = ["BatchFacts", "Watch", "watch"]
 
@@ -77,18 +79,20 @@ class Watch(Monitor):
         self.checksum_steps, self.twin_steps = checksum_steps, twin_steps
         self.replica_groups, self.twin_group = replica_groups, twin_group
         self._no_twin_before = 0
-        self.holder = Holder(self, directory, store(), server=server, trusted=trusted, say=self._say)
+        self.holder = Holder(self, directory, store(), server=server, trusted=trusted, say=self.say)
+        self.saver = Saver(self, server)
+        self.permit: Permit | None = None  # what this attempt began with
         self.number = first_step - 1  # of the last step done
         self.optimizer_step = first_step - 1
         self.samples = 0
-        self._held = False
+        self._held = self._closed = False
         self._micro: list[Tensor] = []
         self._tokens: list[int] = []
         self._told = 0  # micro-batches of this step, with a loss or without
         self._began = time.perf_counter()
         self._random = RandomState.take()
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         print(f"andon: rank {self.place.rank}: {text}", flush=True)  # noqa: T201
 
     # --- the step
@@ -194,10 +198,10 @@ class Watch(Monitor):
         try:
             first = self.find_first(agreed, rerun, count, self._random)
         except RuntimeError as error:  # hooks that a model does not bear; the step itself is decided
-            self._say(f"step {agreed.step}: could not be run again ({error})")
+            self.say(f"step {agreed.step}: could not be run again ({error})")
             return
         if first is not None:
-            self._say(f"step {agreed.step}: first nonfinite: {first.document()}")
+            self.say(f"step {agreed.step}: first nonfinite: {first.document()}")
 
     def _look_for_corruption(
         self, agreed: Agreement, twin: tuple[Callable[[Any], Tensor], Any] | None
@@ -284,6 +288,7 @@ class Watch(Monitor):
             SystemExit: 93. Returns when a permit lets the ranks go on in place.
         """
         step = self.number - 1 if undone and not self.deferred else self.number
+        self.saver.drain()  # a checkpoint without its manifest is none to go back to
         self.flush()
         # A collective again, but no step follows: what is called finite must be so on every rank.
         state_bad = reduce(StateAfter.measure(self.norms, self.optimizer, step, None).bad.double())
@@ -305,6 +310,11 @@ class Watch(Monitor):
         self._held = False
 
     # --- restoring
+
+    def save(self, directory: Path, parts_of: PartsOf, *, rng: bool = True) -> None:
+        """Commit a checkpoint whose files are written: manifest, read back, told (andon/saving.py). Call on
+        every rank; hashing goes on beside training."""
+        self.saver.save(directory, parts_of, rng=rng)
 
     def saved(self, directory: Path) -> None:
         """Write the digests of all parts into a checkpoint. Call on every rank, at the save."""
@@ -341,9 +351,13 @@ class Watch(Monitor):
         super().boundary(name, self.number + 1 if step is None else step, **data)
 
     def close(self) -> None:
-        """End: read what is still on its way, post the rest. Call on every rank."""
+        """End: read what is still on its way, post the rest. Call on every rank; again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
         if not self._held:  # a held rank flushed before, and leaves without meeting the others again
             self.settle()
+            self.saver.drain()
             self.flush()
             if self.place.rank == 0:
                 self.post([{"type": "attempt.exited", "step": self.number, "data": {"exit_code": 0}}])
@@ -379,6 +393,7 @@ def watch(
     replica_groups: Mapping[str, Any] | None = None,
     twin_group: Any = None,
     launch: Mapping[str, Any] | None = None,
+    resumed: Resumed | None = None,
 ) -> Watch:
     """Watch a model's training. Call on every rank, after DDP or `fully_shard`, before the first forward.
 
@@ -396,6 +411,7 @@ def watch(
         replica_groups: parameter name or prefix → the process group that replicates it, where the wrapper
             does not say it right (experts, replicated norms); see `andon.replicas.groups_of`.
         launch: more for `attempt.launched`: `git`, `config`, `environment`, … (docs/trainer.md).
+        resumed: the checkpoint that was loaded; a permit for another one is refused.
 
     Raises:
         SystemExit: 93, the directory is held and no permit lets it go on.
@@ -404,7 +420,8 @@ def watch(
     run = run or os.environ.get("ANDON_RUN") or "run"
     keys = tuple(trusted) or tuple(k for k in os.environ.get("ANDON_KEY", "").split(",") if k)
     number = attempt or int(os.environ.get("ANDON_ATTEMPT", "0")) or 1
-    number, granted = refuse_if_held(folder, run, number, permit or os.environ.get("ANDON_PERMIT"), keys)
+    permit = permit or os.environ.get("ANDON_PERMIT")
+    number, granted = refuse_if_held(folder, run, number, permit, keys, resumed)
     place, nodes = place_here(run, number)
     url = url or os.environ.get("ANDON_URL")
     secret = secret or os.environ.get("ANDON_RUN_SECRET")
@@ -434,6 +451,10 @@ def watch(
         replica_groups=replica_groups,
         twin_group=twin_group,
     )
+    made.permit = granted
     if place.rank == 0:
+        if resumed is not None:
+            came = {"step": resumed.step, "uri": resumed.uri, "digest": resumed.digest}
+            launch = {"began_from": {k: v for k, v in came.items() if v is not None}, **(launch or {})}
         made.post([launched_event(made, nodes, granted, groups, launch)])
     return made

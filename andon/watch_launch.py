@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from andon import hold
 from andon.monitor_posts import Place
-from andon.permit import read_permit_file
+from andon.permit import Permit, PermitError, read_permit_file, verify
 
 if TYPE_CHECKING:
     from andon.watch import Watch
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 def launched_event(
     made: "Watch",
     nodes: list[dict[str, Any]],
-    permit: str | None,
+    permit: Permit | None,
     groups: Mapping[str, Any] | None,
     launch: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
@@ -40,7 +41,9 @@ def launched_event(
     if known:
         data["groups"] = known
     if permit is not None:
-        data["permit"] = permit
+        data["permit"] = permit.permit
+        if permit.skip is not None:
+            data["skips"] = [[permit.skip.from_, permit.skip.to]]
     return {"type": "attempt.launched", "step": made.number, "data": {**data, **(launch or {})}}
 
 
@@ -65,21 +68,41 @@ def place_here(run: str, attempt: int) -> tuple[Place, list[dict[str, Any]]]:
     return Place(run, attempt, rank, world_size, name, own, group), nodes
 
 
+@dataclass(frozen=True)
+class Resumed:
+    """The checkpoint that a trainer loaded: W(step), where it lies, and its digest where it was committed."""
+
+    step: int
+    uri: str | None = None
+    digest: str | None = None
+
+
 def refuse_if_held(
-    folder: Path, run: str, attempt: int, permit: str | None, trusted: Collection[str]
-) -> tuple[int, str | None]:
-    """Return the attempt that may begin here and the permit's id; rank 0 looks, all obey."""
+    folder: Path,
+    run: str,
+    attempt: int,
+    permit: str | None,
+    trusted: Collection[str],
+    resumed: Resumed | None = None,
+) -> tuple[int, Permit | None]:
+    """Return the attempt that may begin here and its permit; rank 0 looks, all obey.
+
+    Args:
+        resumed: what was loaded, where that is known: a permit for another checkpoint ends no hold.
+    """
     answer: list[Any] = [attempt, None, None]
     if not dist.is_initialized() or dist.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)
         try:
             if permit is not None:
                 document = read_permit_file(permit)
+                if resumed is not None:
+                    _check_resumed(verify(document, trusted=trusted, at=time.time(), run=run), resumed)
                 granted = hold.release(folder, document, trusted=trusted, at=time.time(), run=run)
-                answer[0], answer[2] = granted.attempt, granted.permit
+                answer[0], answer[2] = granted.attempt, granted
             else:
                 hold.check(folder)
-        except (hold.Held, OSError, ValueError) as error:
+        except (hold.Held, PermitError, OSError, ValueError) as error:
             answer[1] = str(error)
             print(f"andon: not started: {error}", flush=True)  # noqa: T201
     if dist.is_initialized():
@@ -87,6 +110,18 @@ def refuse_if_held(
     if answer[1] is not None:
         raise SystemExit(hold.EXIT_HELD)
     return answer[0], answer[2]
+
+
+def _check_resumed(permit: Permit, resumed: Resumed) -> None:
+    wanted = permit.checkpoint
+    if wanted is None:
+        return
+    if wanted.step != resumed.step:
+        raise PermitError(
+            f"checkpoint: the permit goes on from step {wanted.step}, this launch from step {resumed.step}"
+        )
+    if wanted.digest and resumed.digest and wanted.digest != resumed.digest:
+        raise PermitError(f"checkpoint: what was loaded from {resumed.uri} is not what the permit names")
 
 
 def store() -> Any:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from andon.batch_ring import BatchFacts
+from andon.integrations.lineage import joined
 from andon.local_gradients import local_of
 from andon.monitor_agreement import Agreement
 from andon.watch import Watch
@@ -25,11 +27,15 @@ class OutsideLoop:
         self.watch = watch
         self._agreed: Agreement | None = None
         self._shares: list[Tensor] = []
+        self._batches: list[BatchFacts] = []
 
-    def micro_batch(self, loss: Tensor | None) -> None:
-        """Tell one micro-batch's share of the step's loss: the shares add up to this rank's mean."""
+    def micro_batch(self, loss: Tensor | None, batch: BatchFacts | None = None) -> None:
+        """Tell one micro-batch: its share of the step's loss (the shares add up to this rank's mean), and
+        what was in it."""
         if loss is not None:
             self._shares.append(loss.detach())
+        if batch is not None:
+            self._batches.append(batch)
 
     def gradients_ready(self) -> None:
         """Agree on the step. Call on every rank.
@@ -47,7 +53,8 @@ class OutsideLoop:
         else:
             self.watch.optimizer_step += 1
         if agreed.halt:
-            self.watch.after_update(agreed)  # returns when a permit lets the ranks go on in place
+            # Returns when a permit lets the ranks go on in place.
+            self.watch.after_update(agreed, batch=self._batch(None))
             self._agreed = None
         else:
             self._agreed = agreed
@@ -56,14 +63,20 @@ class OutsideLoop:
         """Record the step after its update, and obey an order that came meanwhile. Call on every rank.
 
         Args:
-            samples: consumed by all ranks up to here.
+            samples: consumed by all ranks up to here, where the batches do not tell.
             extra: more values to post with the step.
         """
         agreed, self._agreed = self._agreed, None
-        if samples is not None:
-            self.watch.samples = samples
         if agreed is not None:
-            self.watch.after_update(agreed, **extra)
+            self.watch.after_update(agreed, batch=self._batch(samples), **extra)
+
+    def _batch(self, samples: int | None) -> BatchFacts:
+        batch, self._batches = joined(self._batches), []
+        if samples is not None:
+            # The monitor counts what the batch tells on top.
+            told = len(batch.positions or batch.lengths) * self.watch.place.world_size
+            self.watch.samples = samples - told
+        return batch
 
     def _drop(self) -> None:
         scaler = self.watch.scaler

@@ -28,6 +28,8 @@ class Listener:
         self.events: list[tuple[str, Event]] = []
         self.frames: list[Frame] = []
         self.allow_deletion = False
+        self.may_go = lambda uri: self.allow_deletion  # a test may ask for more
+        self.asked: list[str] = []  # URIs whose deletion was asked for
         self.granted: dict | None = None  # the permit that /resume gives
         self.directive = Directive(kind="continue", seq=1, run=run, attempt=1)
         self._lock = threading.Lock()
@@ -61,9 +63,9 @@ class Listener:
                 body = decompress(raw, self.headers.get("content-encoding"), 2**25)
                 kind = self.headers.get("content-type", "")
                 if self.path.endswith("/deletions"):
-                    items = [
-                        {"uri": uri, "allow": listener.allow_deletion} for uri in json.loads(body)["uris"]
-                    ]
+                    uris = json.loads(body)["uris"]
+                    listener.asked += uris
+                    items = [{"uri": uri, "allow": listener.may_go(uri)} for uri in uris]
                     return self._answer(200, {"items": items})
                 if self.path.endswith("/resume"):
                     return self._answer(200, {"permit": listener.granted})

@@ -1,7 +1,8 @@
 """Loops as people write them, with one fault in each: run by torchrun, every rank writes what it saw.
 
 A kind is played in three acts in its own directory: two nonfinite steps in a row end it (93), a second
-start without a permit is refused (93), a third with one goes on.
+start without a permit is refused (93), a third with one goes on. The trainers that save by themselves go back
+to the checkpoint of step 2 and skip the samples of the bad steps, which stay as bad as they were.
 """
 
 import contextlib
@@ -18,9 +19,7 @@ from andon.batch_ring import BatchFacts
 from andon.local_gradients import local_of
 from andon.policy import HoldRules, Policy
 from andon.watch import watch
-
-BAD_STEPS, BAD_RANK = (4, 5), 1
-WIDTH = 8
+from tests.andon.integrations.shape import BAD_RANK, BAD_STEPS, LAST, PER_STEP, WIDTH
 
 
 def snapshot(model, optimizer):
@@ -91,9 +90,10 @@ def play(kinds, servers, folder, rank):
         first = run(kind, here, options, rank=rank)
         refused = run(kind, here, options, rank=rank, bad=False)
         dist.barrier()
-        third = run(kind, here, options, rank=rank, bad=False, steps=3, permit=server["permit"])
+        last = {"bad": False, "steps": 3} if run is plain else {"steps": LAST}
+        third = run(kind, here, options, rank=rank, permit=server["permit"], **last)
         dist.barrier()
-        seen[kind] = {"first": first, "refused": refused[:2], "third": third[:2]}
+        seen[kind] = {"first": first[:3], "refused": refused[:2], "third": third[:2], "read": third[3:]}
     return seen
 
 
@@ -101,19 +101,25 @@ def play(kinds, servers, folder, rank):
 
 
 class Rows(torch.utils.data.Dataset):  # type: ignore[misc]
-    """Samples, dealt to the ranks in turn, two a step and rank; those of the bad steps are spoilt on one."""
+    """Samples, four a step in their order. Those of the bad steps are spoilt where the bad rank reads
+    them."""
 
-    def __init__(self, bad, world_size):
-        self.bad, self.world_size = bad, world_size
+    def __init__(self, bad, micro_batch):
+        self.bad, self.micro_batch = bad, micro_batch
+        self.read = []
 
     def __len__(self):
-        return 2 * 8 * self.world_size
+        return 8 * PER_STEP
 
     def __getitem__(self, index):
-        x = torch.randn(WIDTH, generator=torch.Generator().manual_seed(index))
-        step = index // (2 * self.world_size) + 1
-        spoilt = self.bad and step in BAD_STEPS and index % self.world_size == BAD_RANK
-        return {"x": x * torch.nan if spoilt else x}
+        self.read.append(index)
+        ids = torch.randint(0, 50, (WIDTH,), generator=torch.Generator().manual_seed(index))
+        spoilt = (
+            self.bad
+            and index // PER_STEP + 1 in BAD_STEPS
+            and index // self.micro_batch % dist.get_world_size() == BAD_RANK
+        )
+        return {"input_ids": ids, "x": ids.float() * (torch.nan if spoilt else 0.02)}
 
 
 def huggingface(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
@@ -128,7 +134,7 @@ def huggingface(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
             super().__init__()
             self.body = network()
 
-        def forward(self, x):
+        def forward(self, x, input_ids):
             return {"loss": self.body(x).square().mean()}
 
     class Keep(TrainerCallback):  # type: ignore[misc]
@@ -150,7 +156,9 @@ def huggingface(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
         learning_rate=1e-2,
         logging_steps=1,
         report_to=[],
-        save_strategy="no",
+        save_strategy="steps",
+        save_steps=2,
+        save_total_limit=1,
         use_cpu=True,
         ddp_backend="gloo",
         disable_tqdm=True,
@@ -158,22 +166,25 @@ def huggingface(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
     )
-    trainer = Trainer(Loss(), arguments, train_dataset=Rows(bad, dist.get_world_size()), callbacks=[keep])
-    trainer.add_callback(AndonCallback(trainer, directory=folder, permit=permit, interval_steps=2, **server))
+    rows = Rows(bad, 1)
+    trainer = Trainer(Loss(), arguments, train_dataset=rows, callbacks=[keep])
+    andon = AndonCallback(trainer, directory=folder, permit=permit, interval_steps=2, **server)
+    trainer.add_callback(andon)
     code = None
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            trainer.train()
+            trainer.train(resume_from_checkpoint=andon.checkpoint() if permit else None)
     except SystemExit as left:
         code = left.code
     untouched = keep.good is not None and same(
         keep.good, snapshot(trainer.model, trainer.optimizer.optimizer)
     )
-    return code, keep.last, untouched
+    return code, keep.last, untouched, rows.read
 
 
 def lightning(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
     import lightning.pytorch as pl
+    from lightning.pytorch.callbacks import ModelCheckpoint
 
     from andon.integrations.lightning import AndonCallback
 
@@ -185,7 +196,7 @@ def lightning(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
             self.body = network()
 
         def training_step(self, batch, batch_idx):
-            self.last = batch_idx + 1
+            self.last = self.trainer.global_step + 1
             if self.last == BAD_STEPS[0]:
                 self.good = snapshot(self.body, self.optimizer)
             return self.body(batch["x"]).square().mean()
@@ -195,6 +206,8 @@ def lightning(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
             return self.optimizer
 
     model = Module()
+    andon = AndonCallback(directory=folder, permit=permit, interval_steps=2, vocabulary=50, **server)
+    kept = ModelCheckpoint(dirpath=folder / "saved", filename="{step}", every_n_train_steps=2, save_top_k=1)
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=dist.get_world_size(),
@@ -202,25 +215,23 @@ def lightning(kind, folder, server, *, rank, bad=True, steps=8, permit=None):
         max_steps=steps,
         max_epochs=1,
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         gradient_clip_val=1.0,
-        callbacks=[AndonCallback(directory=folder, permit=permit, interval_steps=2, **server)],
+        callbacks=[andon, kept],
     )
-    rows = Rows(bad, dist.get_world_size())
-    loader = torch.utils.data.DataLoader(
-        rows, batch_size=2, sampler=torch.utils.data.DistributedSampler(rows, shuffle=False)
-    )
+    rows = Rows(bad, 2)
+    loader = torch.utils.data.DataLoader(rows, batch_size=2)
     code = None
     try:
-        trainer.fit(model, loader)
+        trainer.fit(model, loader, ckpt_path=andon.checkpoint() if permit else None)
     except SystemExit as left:
         code = left.code
     return (
         code,
         model.last,
         model.good is not None and same(model.good, snapshot(model.body, model.optimizer)),
+        rows.read,
     )
 
 
