@@ -12,7 +12,7 @@ the order of `andon.loader`, so that samples have absolute positions and a permi
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,7 @@ class AndonCallback(TrainerCallback):  # type: ignore[misc]
         self._why_no_order = "positions=False"
         self._keep = trainer.args.save_total_limit
         self._resumed: Path | None = None
+        self._inputs: list[Any] = []  # of the step's micro-batches, in case it must run again
         self._undo: list[Callable[[], None]] = []
         self._replace("get_train_dataloader", functools.partial(self._data, positions=positions), stays=True)
         # The callback is told the step, not the directory that it was loaded from.
@@ -218,11 +219,24 @@ class AndonCallback(TrainerCallback):  # type: ignore[misc]
         self, inner: Callable[..., torch.Tensor], model: Any, inputs: Any, *given: Any, **named: Any
     ) -> torch.Tensor:
         facts = self._facts(inputs)
+        if self._loop is None:
+            return inner(model, inputs, *given, **named)
+        self._loop.begin()
+        # A loss may take its labels out of what it is given.
+        self._inputs.append(dict(inputs) if isinstance(inputs, Mapping) else inputs)
         loss = inner(model, inputs, *given, **named)
-        if self._loop is not None:
-            self._loop.micro_batch(loss, facts)
-            if self._trainer.accelerator.sync_gradients:
-                self._loop.gradients_ready()
+        self._loop.micro_batch(loss, facts)
+        if self._trainer.accelerator.sync_gradients:
+            kept, self._inputs = self._inputs, []
+            self._loop.gradients_ready(functools.partial(self._again, model, kept))
+        return loss
+
+    def _again(self, model: Any, kept: list[Any], index: int) -> torch.Tensor:
+        """Compute the loss of a micro-batch once more."""
+        trainer = self._trainer
+        inputs = dict(kept[index]) if isinstance(kept[index], Mapping) else kept[index]
+        with trainer.compute_loss_context_manager():
+            loss: torch.Tensor = trainer.compute_loss(model, trainer._prepare_inputs(inputs))
         return loss
 
     def on_step_end(

@@ -5,6 +5,7 @@ alone, so weights, moments and step count stay as they were. An fp16 scaler deci
 the gradients, so there a value that it finds is put in on every rank.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,8 +38,16 @@ class OutsideLoop:
         if batch is not None:
             self._batches.append(batch)
 
-    def gradients_ready(self) -> None:
+    def begin(self) -> None:
+        """Say that a step begins, its batch being there: a bad one may then run again as it was."""
+        if not self._shares and not self._batches:
+            self.watch.begin()
+
+    def gradients_ready(self, rerun: Callable[[int], Tensor] | None = None) -> None:
         """Agree on the step. Call on every rank.
+
+        Args:
+            rerun: forward of a micro-batch by index on the same batch, to name the first nonfinite tensor.
 
         Raises:
             SystemExit: 93; the step was not applied.
@@ -47,7 +56,7 @@ class OutsideLoop:
         for share in self._shares:
             self.watch.micro_batch(share * len(self._shares))
         self._shares = []
-        agreed = self.watch.before_update()
+        agreed = self.watch.before_update(rerun=rerun)
         if agreed.skip:
             self._drop()
         else:

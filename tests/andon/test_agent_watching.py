@@ -83,6 +83,19 @@ def test_dumps_and_error_files_are_posted_once_also_over_a_restart(node, disk, l
     assert "sk-aaaa" not in raised.data["message"]
 
 
+def test_reports_of_checks_are_read_and_posted_once(node, disk, listener):
+    for name in ("dcgmi-diag-4.txt", "nccl-wrong.txt"):
+        (disk / name).write_text((CASES / "fleet" / name).read_text())
+    (disk / "other.txt").write_text("nothing of anybody's")
+    for _ in range(2):
+        node(reports=(str(disk / "*.txt"),)).stop(at_end=True)
+    told = listener.of("preflight.report")
+    assert [(one.node, one.data["tool"], one.data["verdict"]) for one in told] == [
+        ("n1", "dcgmi diag", "fail"),
+        ("n1", "nccl-tests", "fail"),
+    ]
+
+
 def test_a_kernel_log_in_a_file_is_followed(node, disk, listener):
     log = disk / "kern.log"
     log.write_text((CASES / "hardware" / "kernel.log").read_text())

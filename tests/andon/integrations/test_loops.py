@@ -194,6 +194,15 @@ class TestATrainerThatOwnsItsLoop:
         assert all(data["lengths"] == [WIDTH, WIDTH] for data in of_step)
         assert len({one for data in of_step for one in data["fingerprints"]}) == 4
 
+    def test_the_first_nonfinite_tensor_is_named_where_the_step_can_run_again(self, trainers, kind):
+        told = [
+            (event.step, event.rank, event.data["what"], event.data["module"])
+            for event in trainers.listeners[kind].of("verdict")
+            if event.data["kind"] == "first_nonfinite"
+        ]
+        named = [(step, 1, "input", "body.0") for step in BAD_STEPS]
+        assert told == (named if kind == "hf" else [])
+
     def test_every_checkpoint_is_committed_read_back_and_told(self, trainers, kind):
         told = trainers.listeners[kind].of("checkpoint.committed")
         found = [(e.attempt, e.step) for e in told if not e.data["quarantined"] and not is_moved(e)]
