@@ -22,7 +22,7 @@ Cause = Literal[
     "WASTED_PROGRESS_FROM_DISRUPTION",
     "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION",
     "HELD_FOR_APPROVAL",
-    "HELD_BY_FALSE_ALARM",
+    "FALSE_ALARM",
     "OTHER",
 ]
 CAUSES: dict[Cause, str] = {
@@ -32,7 +32,7 @@ CAUSES: dict[Cause, str] = {
     "WASTED_PROGRESS_FROM_DISRUPTION": "steps thrown away because an attempt ended after its checkpoint",
     "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION": "from the last step of an attempt to the next launch",
     "HELD_FOR_APPROVAL": "held until somebody let the run go on",
-    "HELD_BY_FALSE_ALARM": "held by Andon, and nothing was wrong",
+    "FALSE_ALARM": "false alarms of Andon: held and started again, and nothing was wrong",
     "OTHER": "saves, evaluation and stalls between kept steps",
 }
 
@@ -48,6 +48,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
         kept_steps: how many these are.
         step_s: its median step time; None: not known, and its kept time counts as productive.
         numeric: its thrown steps were given up by an approved rollback, not lost in a crash.
+        false_alarm: the incident after whose false alarm it began, "" = none.
     """
 
     number: int
@@ -60,6 +61,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True):
     kept_steps: int = 0
     step_s: float | None = None
     numeric: bool = False
+    false_alarm: str = ""
 
 
 class Hold(msgspec.Struct, frozen=True):
@@ -106,12 +108,12 @@ def spans(attempts: Sequence[Attempt], holds: Iterable[Hold], until: float) -> l
     for attempt, following in zip(attempts, [*attempts[1:], None], strict=True):
         end = until if following is None else min(until, following.launched)
         if attempt.gpus:
-            for span in _of(attempt, end, is_last=following is None):
+            for span in _of(attempt, end, following):
                 found += _under(span, held)
     return found
 
 
-def _of(attempt: Attempt, end: float, *, is_last: bool) -> list[Span]:
+def _of(attempt: Attempt, end: float, following: Attempt | None) -> list[Span]:
     gpus, number = attempt.gpus or 0, attempt.number
     step_s = attempt.step_s or 0.0
     first = end if attempt.first is None else attempt.first - step_s
@@ -123,15 +125,23 @@ def _of(attempt: Attempt, end: float, *, is_last: bool) -> list[Span]:
         cuts.append(min(max(cut, cuts[-1]), max(end, cuts[-1])))
     thrown: Cause = "NUMERIC_ROLLBACK" if attempt.numeric else "WASTED_PROGRESS_FROM_DISRUPTION"
     # What follows the last step of a run that still runs is its next step, or a save.
-    after: Cause = "OTHER" if is_last and attempt.ended is None else "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
-    causes: tuple[Cause, ...] = ("PROGRAM_STARTUP", "PRODUCTIVE", thrown, after)
+    runs_on = following is None and attempt.ended is None
+    after: Cause = "OTHER" if runs_on else "INFRASTRUCTURE_RECOVERY_FROM_DISRUPTION"
+    before, ends = attempt.false_alarm, following.false_alarm if following is not None else ""
+    pieces: tuple[tuple[Cause, str], ...] = (
+        ("FALSE_ALARM", before) if before else ("PROGRAM_STARTUP", ""),
+        ("PRODUCTIVE", ""),
+        ("FALSE_ALARM", ends) if ends else (thrown, ""),
+        ("FALSE_ALARM", ends) if ends else (after, ""),
+    )
     # Of the whole time its kept steps took, also where only a part of it is counted.
     needed = attempt.kept_steps * step_s
     share = min(1.0, needed / (kept_to - first)) if needed and kept_to > first else 1.0
     made = []
-    for (low, high), cause in zip(pairwise(cuts), causes, strict=True):
+    for (low, high), (cause, incident) in zip(pairwise(cuts), pieces, strict=True):
         if high > low:
-            made.append(Span(low, high, gpus, cause, number, share if cause == "PRODUCTIVE" else 1.0))
+            part = share if cause == "PRODUCTIVE" else 1.0
+            made.append(Span(low, high, gpus, cause, number, part, incident))
     return made
 
 
@@ -145,7 +155,7 @@ def _under(span: Span, holds: Iterable[Hold]) -> list[Span]:
             continue
         if part.start > at:
             left.append(msgspec.structs.replace(span, start=at, end=part.start))
-        cause: Cause = "HELD_BY_FALSE_ALARM" if hold.false_alarm else "HELD_FOR_APPROVAL"
+        cause: Cause = "FALSE_ALARM" if hold.false_alarm else "HELD_FOR_APPROVAL"
         left.append(Span(part.start, part.end, span.gpus, cause, span.attempt, 1.0, hold.incident))
         at = part.end
     if at < span.end:

@@ -10,11 +10,13 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from statistics import median, quantiles
 
+from django.db.models import Q
+
 from andon.goodput import CAUSES, Attempt, Cause, Hold, Span, amounts, kept, spans
 from andon.seen import kept_until
 from incidents import lineages
 from incidents.lineages import Outline
-from incidents.models import Incident
+from incidents.models import Incident, LedgerRow, ResumeRequest
 from runs.models import Directive, Run, RunProgress
 from runs.rows import raw_cursor
 
@@ -47,13 +49,15 @@ class OfRun:
     restarts: list[Restart]
     nodes: dict[int, int]  # of each attempt, where its launch named them
     unknown: list[int]  # attempts that told no world size: nothing of them is counted
+    blamed: dict[str, str]  # incident of a false alarm → the rule that held, for what is charged to Andon
 
 
 def of_runs(runs: Sequence[Run], now: datetime) -> list[OfRun]:
     """Return where the time of each run went, with a handful of queries for all of them."""
     ids = [run.pk for run in runs]
     outlines = lineages.outlines(runs)
-    holds = _holds(ids, now)
+    blamed = _blamed(ids)
+    holds = _holds(ids, now, {incident for of_run in blamed.values() for incident in of_run})
     posted = dict(RunProgress.objects.filter(run__in=ids).values_list("run_id", "last_post_at"))
     kept_steps = {pk: kept_until([one.attempt for one in rows]) for pk, rows in outlines.items()}
     wanted = [
@@ -81,7 +85,7 @@ def of_runs(runs: Sequence[Run], now: datetime) -> list[OfRun]:
     for run in runs:
         rows = outlines[run.pk]
         attempts = [
-            _attempt(run.pk, one, after, kept_steps[run.pk], times)
+            _attempt(run.pk, one, after, kept_steps[run.pk], times, blamed[run.pk])
             for one, after in zip(rows, [*rows[1:], None], strict=True)
         ]
         until = _until(run, rows, holds[run.pk], posted.get(run.pk), now)
@@ -91,7 +95,8 @@ def of_runs(runs: Sequence[Run], now: datetime) -> list[OfRun]:
             if one.reached is not None
         ]
         unknown = [one.number for one in attempts if not one.gpus]
-        made.append(OfRun(run, spans(attempts, holds[run.pk], until), restarts, nodes[run.pk], unknown))
+        found = spans(attempts, holds[run.pk], until)
+        made.append(OfRun(run, found, restarts, nodes[run.pk], unknown, blamed[run.pk]))
     return made
 
 
@@ -101,9 +106,11 @@ def _attempt(
     after: Outline | None,
     kept_steps: dict[int, int],
     times: dict[tuple[int, int], datetime],
+    blamed: dict[str, str],
 ) -> Attempt:
     number, began = one.attempt.number, one.attempt.began
     at, last = one.reached, kept_steps[number]
+    went_on = str(one.permit.incident_id) if one.permit is not None else ""
     kept_to = None
     if at is not None and last > began:
         kept_to = at.last_at if last >= at.last else times.get((pk, number))
@@ -119,13 +126,28 @@ def _attempt(
         kept_steps=max(0, min(last, at.last) - at.first + 1) if at and kept_to else 0,
         step_s=at.step_s if at else None,
         numeric=after is not None and after.permit is not None,
+        false_alarm=went_on if went_on in blamed else "",
     )
 
 
-def _holds(ids: Sequence[int], now: datetime) -> dict[int, list[Hold]]:
-    false = set(
-        Incident.objects.filter(run__in=ids, state=Incident.State.FALSE_ALARM).values_list("pk", flat=True)
+def _blamed(ids: Sequence[int]) -> dict[int, dict[str, str]]:
+    """Return, by run, the incidents in which a rule held it and nothing was wrong, and which rule that was.
+
+    From the moment an approver says so, before the run went on. What a person held by hand is no rule's.
+    """
+    going_on = (ResumeRequest.State.APPROVED, ResumeRequest.State.USED)
+    said = ResumeRequest.objects.filter(
+        incident__run__in=ids, kind=ResumeRequest.Kind.FALSE_ALARM, state__in=going_on
     )
+    false = Q(incident__state=Incident.State.FALSE_ALARM) | Q(incident__in=said.values("incident"))
+    rows = LedgerRow.objects.filter(false, run__in=ids, action="hold", detector__isnull=False)
+    found: dict[int, dict[str, str]] = {pk: {} for pk in ids}
+    for pk, incident, rule in rows.order_by("seq").values_list("run_id", "incident_id", "detector__rule"):
+        found[pk].setdefault(str(incident), rule)
+    return found
+
+
+def _holds(ids: Sequence[int], now: datetime, false: set[str]) -> dict[int, list[Hold]]:
     found: dict[int, list[Hold]] = {pk: [] for pk in ids}
     since: dict[int, tuple[datetime, str]] = {}
     rows = Directive.objects.filter(run__in=ids).order_by("run_id", "seq")
@@ -139,9 +161,8 @@ def _holds(ids: Sequence[int], now: datetime) -> dict[int, list[Hold]]:
     return found
 
 
-def _hold(start: datetime, incident: str, end: datetime, false: set[int]) -> Hold:
-    alarm = incident.isdecimal() and int(incident) in false
-    return Hold(start.timestamp(), end.timestamp(), incident, alarm)
+def _hold(start: datetime, incident: str, end: datetime, false: set[str]) -> Hold:
+    return Hold(start.timestamp(), end.timestamp(), incident, incident in false)
 
 
 def _step_times(wanted: Sequence[tuple[int, int, int]]) -> dict[tuple[int, int], datetime]:
@@ -230,6 +251,28 @@ def causes(counted: Sequence[OfRun], start: datetime, end: datetime) -> list[Cau
         worst = max(by_incident, key=lambda name: by_incident[name], default="")
         made.append(CauseLine(cause, CAUSES[cause], len(mine), hours, worst))
     return sorted(made, key=lambda one: -one.hours)
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What the false alarms of one rule took: it is charged to Andon."""
+
+    rule: str
+    incidents: list[str]
+    hours: float
+
+
+def charges(counted: Sequence[OfRun], start: datetime, end: datetime) -> list[Charge]:
+    """Return what is charged to Andon between two moments, by rule, the dearest first."""
+    hours: dict[str, dict[str, float]] = {}
+    for one in counted:
+        for span in one.spans:
+            part = span.within(start.timestamp(), end.timestamp())
+            if part is not None and part.cause == "FALSE_ALARM":
+                by_incident = hours.setdefault(one.blamed[part.incident], {})
+                by_incident[part.incident] = by_incident.get(part.incident, 0.0) + part.amount / 3600
+    made = [Charge(rule, sorted(each, key=int), sum(each.values())) for rule, each in hours.items()]
+    return sorted(made, key=lambda one: (-one.hours, one.rule))
 
 
 def rates(counted: Sequence[OfRun], start: datetime, end: datetime) -> Rates:

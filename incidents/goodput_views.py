@@ -86,6 +86,7 @@ def _page(request: HttpRequest, run: Run | None) -> HttpResponse:
             "all_causes": [(cause, says) for cause, says in CAUSES.items() if cause in whole.hours],
             "causes": goodput.causes(counted, start, now),
             "lines": _lines(by, counted, start, now),
+            "charges": goodput.charges(counted, start, now),
             "rates": goodput.rates(counted, start, now),
             "savings": _savings(counted, start, now),
             "price": price.gpu_hour_price if price else None,
@@ -169,6 +170,6 @@ def _savings(counted: Sequence[OfRun], start: datetime, end: datetime) -> list[S
         Saving("checkpoints twice as often (half of the steps thrown away)", thrown / 2),
         Saving("a spare in a minute after every failure", waited),
         Saving("an approval at once", hours.get("HELD_FOR_APPROVAL", 0.0)),
-        Saving("no false alarm", hours.get("HELD_BY_FALSE_ALARM", 0.0)),
+        Saving("no false alarm", hours.get("FALSE_ALARM", 0.0)),
     ]
     return sorted((one for one in every if one.hours > 0), key=lambda one: -one.hours)

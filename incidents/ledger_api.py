@@ -71,16 +71,21 @@ def run_seen(
 
 @router.get("/runs/{run}/goodput", auth=PersonalToken())
 def run_goodput(request: HttpRequest, run: str, days: int = 7) -> dict[str, Any]:
-    """Return GPU-hours by cause over the last days (1 to 3,660), and the share that was kept."""
+    """Return GPU-hours by cause over the last days (1 to 3,660), the share kept, and what Andon took."""
     found = _run(request, run)
     if not 1 <= days <= _MOST_DAYS:
         raise Problem(422, "bad-field", f"days: must be 1 to {_MOST_DAYS}.", field="days")
     now = timezone.now()
-    line = goodput.line(found.slug, "", goodput.of_runs([found], now), now - timedelta(days=days), now)
+    counted, start = goodput.of_runs([found], now), now - timedelta(days=days)
+    line = goodput.line(found.slug, "", counted, start, now)
     return {
         "run": found.slug,
         "days": days,
         "gpu_hours": dict(line.hours),
+        "charged_to_andon": [
+            {"rule": one.rule, "gpu_hours": one.hours, "incidents": one.incidents}
+            for one in goodput.charges(counted, start, now)
+        ],
         "kept_gpu_hours": line.kept,
         "allocated_gpu_hours": line.allocated,
         "goodput": line.kept / line.allocated if line.allocated else None,

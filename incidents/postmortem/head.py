@@ -4,7 +4,7 @@ from datetime import datetime
 
 from andon.postmortem.document import Item, Row, Table
 from incidents import costs
-from incidents.models import LedgerRow
+from incidents.models import Incident, LedgerRow
 from incidents.postmortem import goodput
 from incidents.postmortem.book import Book, Source
 from incidents.postmortem.facts import Facts
@@ -93,7 +93,10 @@ def _held(book: Book, facts: Facts, gpus: int | None) -> Counted:
     if gpus is None:
         return book.row((name, f"not measured: held {minutes(began, end)}, no world size"), *sources), None
     hours = (end - began).total_seconds() / 3600 * gpus
-    return book.row((name, f"{_hours(hours)}: {minutes(began, end)} on {gpus:,} GPUs"), *sources), hours
+    said = f"{_hours(hours)}: {minutes(began, end)} on {gpus:,} GPUs"
+    if facts.incident.state == Incident.State.FALSE_ALARM and hold.detector:
+        said += ", a false alarm: charged to Andon"
+    return book.row((name, said), *sources), hours
 
 
 def _hold_ended(facts: Facts, resumed: LedgerRow | None) -> datetime | None:

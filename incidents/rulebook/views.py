@@ -2,18 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.contrib.auth.decorators import login_required
 from django.db.models import Max
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
+from django.utils import timezone
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_POST
 
 from andon.policy import DEFAULT_MODES, Policy, decode
-from incidents import ledger, roles
+from incidents import goodput, ledger, roles
 from incidents.refused import Refused
 from incidents.rulebook import modes, record
 from incidents.rulebook.models import BreakerTrip
@@ -171,7 +172,7 @@ def one(request: HttpRequest, rule: str) -> HttpResponse:
 
 def _on_run(request: HttpRequest, rule: str, slug: str, *, says: str = "", status: int = 200) -> HttpResponse:
     run, person = visible_run_or_404(request, slug), person_of(request)
-    policy = policy_for(run.pk)
+    policy, told = policy_for(run.pk), record.of(run, rule)
     return render(
         request,
         "incidents/rule_on_run.html",
@@ -179,7 +180,8 @@ def _on_run(request: HttpRequest, rule: str, slug: str, *, says: str = "", statu
             "rule": _known(rule, person),
             "run": run,
             "mode": policy.mode(rule),
-            "record": record.of(run, rule),
+            "record": told,
+            "charged": _charged(run, rule) if told.false else None,
             "numbers": numbers(policy, rule),
             "history": history(run, rule),
             "days": record.DAYS,
@@ -190,6 +192,14 @@ def _on_run(request: HttpRequest, rule: str, slug: str, *, says: str = "", statu
         },
         status=status,
     )
+
+
+def _charged(run: Run, rule: str) -> float | None:
+    """Return the GPU-hours of a rule's false alarms on a run, None when none are known."""
+    now = timezone.now()
+    counted = goodput.of_runs([run], now)
+    found = goodput.charges(counted, now - timedelta(days=record.DAYS), now)
+    return next((one.hours for one in found if one.rule == rule), None)
 
 
 @never_cache

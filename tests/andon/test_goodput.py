@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,7 +49,26 @@ def test_a_day_in_numbers():
 def test_a_false_alarm_is_charged_to_andon():
     one = Attempt(number=1, gpus=2, launched=0, first=2, last=100, kept_to=100, kept_steps=50, step_s=2)
     total = amounts(spans([one], [Hold(40, 70, "3", True)], 100), 0, 100)
-    assert total["HELD_BY_FALSE_ALARM"] == 60
+    assert total["FALSE_ALARM"] == 60
+
+
+def test_a_false_alarm_is_charged_with_the_way_back_and_what_was_thrown_away():
+    """The ranks left, so the run went back 20 s to its snapshot and took 30 s to its next step."""
+    first = Attempt(
+        number=1, gpus=2, launched=0, ended=130, first=2, last=100, kept_to=80, kept_steps=40, step_s=2
+    )
+    after = Attempt(number=2, gpus=4, launched=200, first=232, last=300, kept_to=300, kept_steps=35, step_s=2)
+    hold = Hold(104, 200, "3", True)
+    charged = msgspec.structs.replace(after, false_alarm="3")
+    found = spans([first, charged], [hold], 300)
+    total = amounts(found, 0, 300)
+    assert total == {"PRODUCTIVE": 2 * 80 + 4 * 70, "FALSE_ALARM": 2 * 120 + 4 * 30}
+    assert {span.incident for span in found if span.cause == "FALSE_ALARM"} == {"3"}
+    # The same stop for something that was wrong is nobody's fault.
+    right = amounts(spans([first, after], [Hold(104, 200, "3")], 300), 0, 300)
+    assert right["WASTED_PROGRESS_FROM_DISRUPTION"] == 2 * 20
+    assert right["PROGRAM_STARTUP"] == 4 * 30
+    assert "FALSE_ALARM" not in right
 
 
 def test_a_crash_loses_its_steps_and_the_time_to_the_next_launch():
@@ -73,7 +93,7 @@ def test_an_attempt_of_unknown_size_is_not_counted():
 moments = st.none() | st.floats(-50, 400)
 attempts = st.lists(
     st.builds(
-        lambda gpus, gap, ended, first, last, kept_to, steps, step_s, numeric: (
+        lambda gpus, gap, ended, first, last, kept_to, steps, step_s, numeric, alarm: (
             gap,
             {
                 "gpus": gpus,
@@ -84,6 +104,7 @@ attempts = st.lists(
                 "kept_steps": steps,
                 "step_s": step_s,
                 "numeric": numeric,
+                "false_alarm": alarm,
             },
         ),
         st.integers(1, 8),
@@ -95,6 +116,7 @@ attempts = st.lists(
         st.integers(0, 50),
         st.none() | st.floats(0.1, 20),
         st.booleans(),
+        st.sampled_from(["", "2"]),
     ),
     min_size=1,
     max_size=5,

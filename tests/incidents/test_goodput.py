@@ -6,7 +6,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from incidents import goodput
+from incidents import actions, approval, goodput
 from runs.actions import create_token
 from runs.models import Attempt, Directive, Event, RunProgress
 from tests.incidents.world import World
@@ -14,21 +14,21 @@ from tests.incidents.world import World
 START = timezone.now().replace(microsecond=0) - timedelta(hours=6)  # in every period that a page shows
 
 
-def train(world, attempt, first, last, *, launched, ended=None, began_from=None, every_s=60):
+def train(world, attempt, first, last, *, launched, ended=None, began_from=None, every_s=60, start=START):
     """One attempt of 4 GPUs that takes a step a minute, the first of them five minutes after its launch."""
     Attempt.objects.update_or_create(
         run=world.run,
         number=attempt,
         defaults={
-            "launched_at": START + timedelta(minutes=launched),
-            "exited_at": START + timedelta(minutes=ended) if ended else None,
+            "launched_at": start + timedelta(minutes=launched),
+            "exited_at": start + timedelta(minutes=ended) if ended else None,
             "world_size": 4,
             "nodes": [{"node": "node-00", "ranks": [0, 1, 2, 3]}],
             "began_from": began_from or {},
             "first_step": first,
         },
     )
-    begin = START + timedelta(minutes=launched + 5)
+    begin = start + timedelta(minutes=launched + 5)
     Event.objects.bulk_create(
         Event(
             received_at=timezone.now(),
@@ -106,6 +106,73 @@ class TestRows:
         line, counted = total(world)
         assert line.allocated == 0
         assert counted[0].unknown == [1]
+
+
+@pytest.mark.django_db
+class TestFalseAlarm:
+    """The last step ten minutes ago, held now and let go on now; the first new step takes five minutes."""
+
+    @pytest.fixture
+    def held(self, project, team):
+        world = World(project, "goodput")
+        world.start = timezone.now() - timedelta(minutes=115)
+        train(world, 1, 1, 100, launched=0, start=world.start)
+        world.spike(at=100, since=98)
+        world.stop()
+        return world
+
+    def go_on(self, world, team):
+        approval.false_alarm(incident=world.incident(), person=team.jonas, why="a known bump")
+        document = approval.exchange(
+            run=world.run, incident_id=world.incident().pk, attempt=2, webhook_id="w", supervisor="s"
+        )
+        world.launch(2, document["permit"])
+        train(world, 2, 101, 150, launched=115, start=world.start)
+
+    def test_it_is_charged_to_andon_and_to_the_rule_that_held(self, held, team):
+        self.go_on(held, team)
+        line, counted = total(held)
+        assert {cause: round(hours * 60 / 4) for cause, hours in line.hours.items()} == {
+            "PROGRAM_STARTUP": 5,
+            "PRODUCTIVE": 150,
+            "FALSE_ALARM": 15,
+        }
+        (charge,) = goodput.charges(counted, START, START + timedelta(days=1))
+        assert (charge.rule, charge.incidents) == ("spike", [str(held.incident().pk)])
+        assert charge.hours == pytest.approx(line.hours["FALSE_ALARM"])
+        assert charge.hours == pytest.approx(1.0, rel=0.02)
+        assert goodput.charges(counted, START, held.start + timedelta(minutes=105)) == []
+
+    def test_its_pages_say_so(self, held, team):
+        """Pages count until now: ten minutes of four GPUs."""
+        self.go_on(held, team)
+        client = Client()
+        client.force_login(team.vera)
+        words = client.get("/goodput?period=30").content.decode().replace("\u00a0", " ")
+        assert "Charged to Andon: 0.7 GPU\u2011hours" in words
+        assert '<a href="/rules/spike">spike</a>: 0.7 GPU\u2011hours in 1 false alarm' in words
+        rule = client.get("/rules/spike/goodput").content.decode().replace("\u00a0", " ")
+        assert "false alarms cost <b>0.7 GPU\u2011hours</b>, charged to Andon" in rule
+        bearer = {"Authorization": f"Bearer {create_token(person=team.vera, name='t')}"}
+        told = Client().get("/api/v1/runs/goodput/goodput?days=2", headers=bearer).json()
+        (charged,) = told["charged_to_andon"]
+        assert (charged["rule"], charged["incidents"]) == ("spike", [str(held.incident().pk)])
+        assert charged["gpu_hours"] == pytest.approx(10 * 4 / 60, rel=0.05)
+
+    def test_from_the_moment_it_is_declared_and_not_before_or_after_it_was_rejected(self, held, team):
+        assert "FALSE_ALARM" not in total(held)[0].hours
+        approval.false_alarm(incident=held.incident(), person=team.jonas, why="a known bump")
+        assert total(held)[0].hours["FALSE_ALARM"] > 0
+        approval.reject(incident=held.incident(), person=team.priya, why="it is real")
+        assert "FALSE_ALARM" not in total(held)[0].hours
+
+    def test_what_a_person_held_by_hand_is_not_andons(self, project, team):
+        world = World(project, "goodput")
+        train(world, 1, 1, 100, launched=0)
+        actions.hold_by_hand(run=world.run, person=team.tomas, why="the curve looks odd")
+        world.stop()
+        approval.false_alarm(incident=world.incident(), person=team.jonas, why="it is fine")
+        assert "FALSE_ALARM" not in total(world)[0].hours
 
 
 @pytest.mark.django_db
