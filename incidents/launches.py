@@ -9,9 +9,20 @@ from django.db import transaction
 from django.dispatch import receiver
 from django.utils import timezone
 
-from incidents import holding, ledger, opening, permits, relaunching, resumptions, rules, states, watching
+from incidents import (
+    caps,
+    holding,
+    ledger,
+    opening,
+    permits,
+    relaunching,
+    resumptions,
+    rules,
+    states,
+    watching,
+)
 from incidents.exchanging import is_past
-from incidents.models import Incident, Permit, ResumeRequest
+from incidents.models import Incident, LedgerRow, Permit, ResumeRequest
 from incidents.paging import raising
 from incidents.rulebook import breaker
 from runs.directives import current, set_directive
@@ -41,12 +52,12 @@ def judge(run: Run, attempt: Attempt, permit_id: str) -> None:
     permit = _permit(run, permit_id)
     if directive is None or directive.kind == "continue":
         if permit is not None and _allows_again(permit, attempt):
-            relaunching.accept(permit, attempt)
+            _hold_past_cap(run, relaunching.accept(permit, attempt))
         if incident is not None and incident.state == S.WATCHING:
             watching.watch_newer(incident, attempt)
         return
     if permit is not None and _allows(permit, attempt):
-        _accept(permit, attempt)
+        _hold_past_cap(run, _accept(permit, attempt))
     elif _already_refused(run, attempt) or _may_still_report(run, attempt):
         return
     else:
@@ -169,7 +180,7 @@ def _allows_again(permit: Permit, attempt: Attempt) -> bool:
     )
 
 
-def _accept(permit: Permit, attempt: Attempt) -> None:
+def _accept(permit: Permit, attempt: Attempt) -> list[LedgerRow]:
     incident, request, plan = permit.incident, permit.request, permit.request.plan
     Permit.objects.filter(pk=permit.pk).update(launches=permit.launches + 1)
     ResumeRequest.objects.filter(pk=request.pk).update(
@@ -195,7 +206,14 @@ def _accept(permit: Permit, attempt: Attempt) -> None:
         why=why,
     )
     states.record(incident, kind="directive", text=f"continue, directive {directive.seq}: {why}")
-    resumptions.write(permit, attempt)
+    return resumptions.write(permit, attempt)
+
+
+def _hold_past_cap(run: Run, rows: list[LedgerRow]) -> None:
+    """Hold a run that went on by itself once more than its day allows: a person decides what comes next."""
+    if rows:
+        policy = policy_for(run.pk)
+        opening.take(run, [caps.finding(run, row, policy) for row in rows], locked=True)
 
 
 def _refuse(

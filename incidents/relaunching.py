@@ -3,13 +3,16 @@
 from django.utils import timezone
 
 from incidents import granting, ledger, resumptions, states
-from incidents.models import Permit, ResumeRequest
+from incidents.models import LedgerRow, Permit, ResumeRequest
 from runs.models import Attempt
 from runs.policies import policy_for
 
 
-def accept(permit: Permit, attempt: Attempt) -> None:
-    """Count one launch of a permit under continue and write it down; the run lock is held."""
+def accept(permit: Permit, attempt: Attempt) -> list[LedgerRow]:
+    """Count one launch of a permit under continue and write it down; the run lock is held.
+
+    Returns the rows that were one more than their day allows.
+    """
     first = permit.launches == 0
     launches = permit.launches + 1
     Permit.objects.filter(pk=permit.pk).update(launches=launches)
@@ -20,9 +23,9 @@ def accept(permit: Permit, attempt: Attempt) -> None:
     text = f"attempt {attempt.number} was launched with its permit, launch {launches} of at most {of}"
     states.record(permit.incident, kind="permit", text=text)
     if first:
-        resumptions.write(permit, attempt)
-    else:
-        _write_restart(permit, attempt, text)
+        return resumptions.write(permit, attempt)
+    _write_restart(permit, attempt, text)
+    return []
 
 
 def _write_restart(permit: Permit, attempt: Attempt, text: str) -> None:

@@ -3,13 +3,17 @@
 from typing import Any
 
 from incidents import costs, granting, holding, ledger, plans, positions
-from incidents.models import Permit, Plan
+from incidents.models import LedgerRow, Permit, Plan
 from runs.models import Attempt
 from runs.policies import policy_for
 
 
-def write(permit: Permit, attempt: Attempt) -> None:
-    """Append the ledger rows of what a launch with its permit did: rollback, skip, and the resume itself."""
+def write(permit: Permit, attempt: Attempt) -> list[LedgerRow]:
+    """Append the ledger rows of what a launch with its permit did: rollback, skip, and the resume itself.
+
+    Returns those that were one more than their day allows: the cap had room when the permit was issued,
+    and something else used it up since.
+    """
     incident, plan, run = permit.incident, permit.request.plan, permit.run
     numbers = plan.numbers
     halt, old = numbers.get("halt_step"), numbers.get("attempt") or incident.attempt
@@ -38,11 +42,12 @@ def write(permit: Permit, attempt: Attempt) -> None:
     }
     # What a person decided is capped by nothing but that person.
     caps = policy_for(run.pk).caps if permit.request.standing_id else None
+    rows = []
     if plan.kind in plans.ROLLBACKS:
         lost = numbers.get("steps_lost")
         more = {} if lost is not None else {"steps_lost": "the step it stopped at is not known"}
         more |= {} if cost is not None else {"gpu_hours_lost": "step time or world size was not reported"}
-        ledger.append(
+        row = ledger.append(
             action="rollback",
             why=plan.why or plan.get_kind_display(),
             steps_lost=lost,
@@ -51,9 +56,10 @@ def write(permit: Permit, attempt: Attempt) -> None:
             cap=caps.rollbacks_per_day if caps else None,
             **common,
         )
+        rows.append(row)
     if plan.skip:
         start, stop = plan.skip["from"], plan.skip["to"]
-        ledger.append(
+        row = ledger.append(
             action="skip",
             why=f"samples {start} to {stop} are left out (half open, absolute)",
             samples_skipped=stop - start,
@@ -61,12 +67,14 @@ def write(permit: Permit, attempt: Attempt) -> None:
             cap=caps.skips_per_day if caps else None,
             **common,
         )
+        rows.append(row)
     ledger.append(
         action="resume",
         why=f"{plan.get_kind_display()}: attempt {attempt.number} launched with permit {permit.public_id}",
         none_because=reasons,
         **common,
     )
+    return [row for row in rows if ledger.past_cap(row)]
 
 
 def _after(plan: Plan) -> tuple[dict[str, int | None] | None, dict[str, str]]:

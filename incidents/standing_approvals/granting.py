@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 from django.utils import timezone
 
-from incidents import attached, contained, granting, holding, ledger, permits, plans, rules, states, subjects
+from incidents import attached, caps, contained, granting, holding, permits, plans, rules, states, subjects
 from incidents.models import Incident, Permit, Plan, ResumeRequest
 from incidents.rules import Effect
 from incidents.standing_approvals.models import StandingApproval
@@ -144,11 +144,10 @@ def _beyond(incident: Incident, one: StandingApproval) -> str:
     used = used_today(one)
     if used >= one.per_day:
         return f"used {count(used)} of {count(one.per_day)} today"
-    caps = policy_for(incident.run_id).caps
-    if ledger.used_today(incident.run, "rollback") >= caps.rollbacks_per_day:
-        return f"the run's {count(caps.rollbacks_per_day)} rollbacks of today are used up"
-    if plan.skip and ledger.used_today(incident.run, "skip") >= caps.skips_per_day:
-        return f"the run's {count(caps.skips_per_day)} skips of today are used up"
+    needed = ("rollback", "skip") if plan.skip else ("rollback",)
+    for budget in caps.today(incident.run):
+        if budget.action in needed and not budget.left:
+            return f"{budget.action}s of the run today: {count(budget.used)} of {count(budget.of)} used"
     return ""
 
 

@@ -7,7 +7,7 @@ from django.utils import timezone
 
 from andon.signing import verify_document
 from evidence.models import Item
-from incidents import approval, launches, ledger, review
+from incidents import approval, caps, launches, ledger, review
 from incidents.models import Incident, LedgerRow, Permit, ResumeRequest
 from incidents.paging import raising
 from incidents.paging.models import Page
@@ -15,7 +15,7 @@ from incidents.refused import Refused
 from incidents.standing_approvals import actions, granting
 from incidents.standing_approvals.models import StandingApproval
 from runs.keys import trusted_keys
-from runs.models import Attempt
+from runs.models import Attempt, Finding
 from tests.incidents.world import World, held
 
 pytestmark = pytest.mark.django_db
@@ -38,6 +38,21 @@ def write(project, team, **changes) -> StandingApproval:
 def signed(project, team, **changes) -> StandingApproval:
     one = write(project, team, **changes)
     return actions.sign(standing=one, person=team.jonas, digest=one.digest)
+
+
+def automatic(world, action):
+    """Write down what the run did by itself before."""
+    ledger.append(
+        run=world.run,
+        action=action,
+        why="node lost",
+        decided_by="supervisor",
+        attempt=1,
+        none_because=dict.fromkeys(
+            (*ledger.REQUIRED, "samples_skipped", "steps_lost", "gpu_hours_lost"), "not told"
+        ),
+        cap=1,
+    )
 
 
 class TestSigning:
@@ -124,6 +139,50 @@ class TestHeldSpike:
         assert world.directive() == "hold"
         review.again(world.incident().pk)
         assert Permit.objects.count() == 1
+
+    def test_its_rollback_and_its_skip_count_against_the_caps_of_the_day(self, world):
+        review.again(world.incident().pk)
+        self.launch(world)
+        assert {one.action: one.used for one in caps.today(world.run)} == {
+            "hold": 1,
+            "rollback": 1,
+            "skip": 1,
+        }
+        rows = {row.action: row for row in LedgerRow.objects.filter(run=world.run)}
+        assert rows["rollback"].budget == {"used": 1, "of": 2}
+        assert rows["skip"].budget == {"used": 1, "of": 20}
+        assert rows["resume"].budget is None
+
+    @pytest.mark.parametrize("action", ["rollback", "skip"])
+    def test_past_a_cap_of_the_run_a_person_must_approve(self, world, action):
+        world.policy(caps={f"{action}s_per_day": 1})
+        automatic(world, action)
+        review.again(world.incident().pk)
+        assert not Permit.objects.exists()
+        assert world.directive() == "hold"
+        assert granting.covering(world.incident())[1] == f"{action}s of the run today: 1 of 1 used"
+        raising.look({"incident": world.incident().pk})
+        assert Page.objects.get(kind="incident").urgent
+
+    def test_a_cap_used_up_between_permit_and_launch_holds_what_was_launched(self, world):
+        world.policy(caps={"rollbacks_per_day": 1})
+        review.again(world.incident().pk)
+        automatic(world, "rollback")
+        self.launch(world)
+        assert world.directive() == "hold"
+        incident = world.incident()
+        assert incident.state == Incident.State.OPEN
+        assert Finding.objects.filter(kind="cap_reached", incident=str(incident.pk)).count() == 1
+        row = LedgerRow.objects.filter(run=world.run, action="rollback").latest("seq")
+        assert row.budget == {"used": 2, "of": 1}
+        review.again(incident.pk)
+        assert Permit.objects.count() == 1
+
+    def launch(self, world):
+        document = approval.exchange(
+            run=world.run, incident_id=world.incident().pk, attempt=2, webhook_id="w"
+        )
+        world.launch(2, document["permit"])
 
     def test_a_persons_rejection_stands(self, world, team):
         review.again(world.incident().pk)
