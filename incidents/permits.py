@@ -12,8 +12,9 @@ from django.utils import timezone
 from andon import permit as documents
 from andon.policy import Policy
 from evidence.gates import Gate, resume_gate
-from incidents import holding, plans, states, subjects
+from incidents import holding, plans, roles, states, subjects
 from incidents.models import Incident, Permit, ResumeRequest
+from runs.access import project_member
 from runs.directives import set_directive
 from runs.keys import server_key
 from runs.policies import policy_for
@@ -138,11 +139,26 @@ def revalidate(incident: Incident) -> list[str]:
     if not incident.holds and _taken(request):
         return []
     signed, digest = subjects.subject(incident, kind=request.kind)
-    if digest == request.digest:
-        return []
-    changes = subjects.differences(request.subject, signed) or ["what is signed changed"]
-    void(incident, request, changes)
+    changes = _gone(incident, request)
+    if digest != request.digest:
+        changes = (subjects.differences(request.subject, signed) or ["what is signed changed"]) + changes
+    if changes:
+        void(incident, request, changes)
     return changes
+
+
+def _gone(incident: Incident, request: ResumeRequest) -> list[str]:
+    """Return whose approval is worth nothing any more: they lost the role by which they gave it.
+
+    An account that was taken over is stopped by taking its role; what it approved must stop with it.
+    """
+    named = policy_for(incident.run_id).resume.break_glass_roles
+    needed = named if request.kind == ResumeRequest.Kind.BREAK_GLASS else roles.APPROVERS
+    return [
+        f"{one.approver.username} approved and may not any more"
+        for one in request.approvals.select_related("approver").order_by("id")
+        if not project_member(one.approver, incident.run.project, *needed)
+    ]
 
 
 def _taken(request: ResumeRequest) -> bool:

@@ -14,6 +14,7 @@ from incidents.models import Approval, Incident, Permit, ResumeRequest, StateCha
 from incidents.refused import Refused
 from runs.directives import current_document
 from runs.keys import trusted_keys
+from runs.models import Membership, Person
 
 pytestmark = pytest.mark.django_db
 
@@ -224,6 +225,29 @@ class TestApprove:
         with pytest.raises(Refused) as refused:
             approval.approve(incident=world.incident(), person=team.jonas, digest=old)
         assert "the policy changed" in refused.value.says
+
+    @pytest.mark.parametrize("taken", ["role", "account"])
+    def test_who_may_approve_no_more_has_approved_nothing(self, world, team, taken):
+        world.policy(resume={"approvers": 2})
+        ask(world, team.tomas)
+        grant(world, team.priya)
+        if taken == "role":
+            Membership.objects.filter(person=team.priya).update(roles=["viewer"])
+        else:
+            Person.objects.filter(pk=team.priya.pk).update(is_active=False)
+        with pytest.raises(Refused) as refused:
+            grant(world, team.jonas)
+        assert refused.value.changes == ["priya approved and may not any more"]
+        assert not Permit.objects.exists()
+
+    def test_nor_does_the_permit_they_gave_leave(self, world, team):
+        ask(world, team.tomas)
+        grant(world, team.priya)
+        Membership.objects.filter(person=team.priya).delete()
+        with pytest.raises(Refused, match="priya approved and may not any more"):
+            take(world)
+        assert world.permit().state == Permit.State.VOIDED
+        assert world.directive() == "hold"
 
     def test_an_expired_request_is_not_approved(self, world, team):
         ask(world, team.tomas)
