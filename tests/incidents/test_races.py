@@ -5,7 +5,8 @@ import json
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from types import SimpleNamespace
 
@@ -24,28 +25,37 @@ THREADS = 20
 ROUNDS = int(os.environ.get("RACE_ROUNDS", "10"))  # `make bench` asks for more
 
 
-def at_once(*calls: Callable[[], object]) -> tuple[list[object], list[Exception]]:
-    """Run every call in a thread of its own, started together; returns results and what was raised."""
-    start = threading.Barrier(len(calls))
-    results: list[object] = []
-    raised: list[Exception] = []
+class Crowd:
+    """Threads that keep their connections: a round is about the race, not about connecting."""
 
-    def run(call: Callable[[], object]) -> None:
-        try:
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(THREADS)
+
+    def at_once(self, *calls: Callable[[], object]) -> tuple[list[object], list[Exception]]:
+        """Run every call in a thread of its own, started together; returns results and what was raised."""
+        start = threading.Barrier(len(calls))
+
+        def run(call: Callable[[], object]) -> object:
             start.wait(20)
-            results.append(call())
-        except Exception as error:
-            raised.append(error)
-        finally:
-            connections.close_all()
+            return call()
 
-    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads), "a deadlock that the database did not end"
-    return results, raised
+        done = [self._pool.submit(run, call) for call in calls]
+        assert not wait(done, 60).not_done, "a deadlock that the database did not end"
+        raised = [error for one in done if isinstance(error := one.exception(), Exception)]
+        return [one.result() for one in done if one.exception() is None], raised
+
+    def leave(self) -> None:
+        """Close every connection: the database is emptied next."""
+        self.at_once(*[connections.close_all] * THREADS)
+        self._pool.shutdown()
+
+
+@pytest.fixture
+def crowd() -> Iterator[Crowd]:
+    """Twenty people and machines."""
+    made = Crowd()
+    yield made
+    made.leave()
 
 
 def unexpected(raised: list[Exception]) -> list[Exception]:
@@ -73,7 +83,7 @@ def check(world: World) -> None:
 
 @pytest.mark.django_db(transaction=True)
 class TestRaces:
-    def test_twenty_exchanges_hand_one_permit_to_one_post(self, world, team):
+    def test_twenty_exchanges_hand_one_permit_to_one_post(self, world, team, crowd):
         incident = world.incident()
         digest = approval.subject(incident)[1]
         approval.request_resume(incident=incident, person=team.mira, digest=digest)
@@ -84,7 +94,7 @@ class TestRaces:
             )
             for n in range(THREADS)
         ]
-        results, raised = at_once(*calls)
+        results, raised = crowd.at_once(*calls)
         assert unexpected(raised) == []
         # Each id posted twice: the one that won got it both times, every other was told.
         assert len(results) == 2
@@ -92,11 +102,11 @@ class TestRaces:
         assert {error.code for error in raised if isinstance(error, Refused)} == {"already-exchanged"}
         assert LedgerRow.objects.filter(action="permit").count() == 1
 
-    def test_two_approvals_at_once_issue_one_permit(self, world, team):
+    def test_two_approvals_at_once_issue_one_permit(self, world, team, crowd):
         incident = world.incident()
         digest = approval.subject(incident)[1]
         approval.request_resume(incident=incident, person=team.tomas, digest=digest)
-        results, raised = at_once(
+        results, raised = crowd.at_once(
             *[
                 lambda who=who: approval.approve(incident=world.incident(), person=who, digest=digest)
                 for who in (team.mira, team.jonas, team.priya)
@@ -106,20 +116,20 @@ class TestRaces:
         assert len(results) == 1
         assert Permit.objects.count() == 1
 
-    def test_approvals_edits_evidence_late_values_and_exchanges_mixed(self, world, team):
-        mixed(world, team, ROUNDS, seed=20)
+    def test_approvals_edits_evidence_late_values_and_exchanges_mixed(self, world, team, crowd):
+        mixed(crowd, world, team, ROUNDS, seed=20)
 
-    def test_the_same_through_a_pooler_in_transaction_mode(self, through_pgbouncer, world, team):
-        mixed(world, team, ROUNDS, seed=21)
+    def test_the_same_through_a_pooler_in_transaction_mode(self, through_pgbouncer, world, team, crowd):
+        mixed(crowd, world, team, ROUNDS, seed=21)
 
 
-def mixed(world: World, team: SimpleNamespace, rounds: int, *, seed: int) -> None:
+def mixed(crowd: Crowd, world: World, team: SimpleNamespace, rounds: int, *, seed: int) -> None:
     """Run rounds of 20 calls at once, each ending with the run held and nothing out."""
     rng = random.Random(seed)
     permits = 0
     for turn in range(rounds):
         before = Permit.objects.count()
-        one_round(world, team, rng, turn)
+        one_round(crowd, world, team, rng, turn)
         permits += Permit.objects.count() - before
     assert permits > 0, "the race never got as far as a permit: it tested nothing"
     if report := os.environ.get("RACE_REPORT"):
@@ -128,7 +138,7 @@ def mixed(world: World, team: SimpleNamespace, rounds: int, *, seed: int) -> Non
             file.write(json.dumps(line) + "\n")
 
 
-def one_round(world: World, team: SimpleNamespace, rng: random.Random, turn: int) -> None:
+def one_round(crowd: Crowd, world: World, team: SimpleNamespace, rng: random.Random, turn: int) -> None:
     """Race 20 calls from a request that waits for its approval."""
     people = [team.mira, team.jonas, team.priya, team.tomas]
     # Each round begins with a request, so that the race is about what becomes of it.
@@ -174,7 +184,7 @@ def one_round(world: World, team: SimpleNamespace, rng: random.Random, turn: int
         kinds = [approve, exchange]  # at least one round gets as far as a permit
     calls: list[Callable[[], object]] = [rng.choice(kinds) for _ in range(THREADS - len(late))]
     calls += [partial(world.tell, row) for row in late]
-    _, raised = at_once(*calls)
+    _, raised = crowd.at_once(*calls)
     assert unexpected(raised) == []
     check(world)
     Permit.objects.filter(state__in=["issued", "exchanged"]).update(expires_at=timezone.now())
