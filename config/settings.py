@@ -15,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 import andon
 from andon import links
-from config import env
+from config import env, mail
 from config import sign_in as people
 from config.embedded import files, servers
 
@@ -280,6 +280,7 @@ INSTALLED_APPS = [
     "allauth",
     "allauth.account",
     "allauth.mfa",
+    "allauth.usersessions",
     "allauth.socialaccount",
     "allauth.socialaccount.providers.openid_connect",
     "runs",
@@ -331,8 +332,11 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 LOGIN_URL = "/sign-in"
 LOGIN_REDIRECT_URL = "/runs"
 SIGN_UP, SSO_PROVIDER = people.SIGN_UP, people.PROVIDER
+SSO_ROLES, SSO_GROUPS_CLAIM = people.SSO_ROLES, people.SSO_GROUPS_CLAIM
 PROOF_LASTS, INVITATION_LASTS = people.PROOF_LASTS, people.INVITATION_LASTS
 globals().update(people.ALLAUTH)
+PASSWORD_RESET_TIMEOUT = 3600  # of the link that is mailed, in seconds
+globals().update(mail.read(PUBLIC_HOST))
 # A passkey belongs to this host; plain http is a secure place for a browser on localhost alone.
 MFA_WEBAUTHN_ALLOW_INSECURE_ORIGIN = not IS_HTTPS
 ALLAUTH_TRUSTED_PROXY_COUNT = int(BEHIND_PROXY)
@@ -423,6 +427,7 @@ _SWEEPS_S = {
     "incidents.tasks.forget_pages": 86_400,
     "runs.tasks.make_partitions": 3600,
     "runs.tasks.forget_receipts": 3600,
+    "runs.tasks.forget_sessions": 86_400,
     # Asks once for each night (UTC), whichever hour the scheduler was up.
     "evidence.tasks.sweep_fixity": 3600,
     "evidence.tasks.sweep_vault": 3600,

@@ -3,6 +3,7 @@
 Read from the environment like all settings, and taken in by `config.settings`.
 """
 
+import tomllib
 from datetime import timedelta
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,6 +14,8 @@ from config import env
 
 PROVIDER = "sso"  # its name in addresses: the callback is /sign-in/sso/callback, whoever the provider is
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+# Those of `runs.models.Role`, which cannot be read before the settings are; a test holds the two equal.
+ROLES = ("viewer", "responder", "approver", "vault_officer", "admin")
 
 
 def _oidc() -> dict[str, Any] | None:
@@ -61,6 +64,33 @@ def _oidc() -> dict[str, Any] | None:
     }
 
 
+def _roles() -> dict[str, dict[str, list[str]]]:
+    """Return project → role → groups of the provider.
+
+    Raises:
+        ImproperlyConfigured: it is no such table.
+    """
+    given = env.text(
+        "ANDON_OIDC_ROLES",
+        about="TOML: which groups of the provider hold which role, by project (accounts.md)",
+    )
+    try:
+        table = tomllib.loads(given)
+    except tomllib.TOMLDecodeError as error:
+        raise ImproperlyConfigured(f"ANDON_OIDC_ROLES: not TOML: {error}") from error
+    for project, by_role in table.items():
+        if not isinstance(by_role, dict):
+            raise ImproperlyConfigured(f'ANDON_OIDC_ROLES: expected {project}.ROLE = ["GROUP", …]')
+        for role, groups in by_role.items():
+            if role not in ROLES:
+                raise ImproperlyConfigured(
+                    f"ANDON_OIDC_ROLES: {project}.{role} is no role; the roles are {', '.join(ROLES)}"
+                )
+            if not isinstance(groups, list) or not all(isinstance(one, str) for one in groups):
+                raise ImproperlyConfigured(f'ANDON_OIDC_ROLES: {project}.{role}: expected ["GROUP", …]')
+    return table
+
+
 SIGN_UP = env.choice(
     "ANDON_SIGN_UP",
     "off",
@@ -68,8 +98,13 @@ SIGN_UP = env.choice(
     about="who becomes a person uninvited: nobody, or whom the OIDC provider lets in (without a role)",
 )
 OIDC = _oidc()
-if SIGN_UP == "sso" and OIDC is None:
-    raise ImproperlyConfigured("ANDON_SIGN_UP=sso needs ANDON_OIDC_ISSUER, its client id and its secret")
+SSO_ROLES = _roles()
+SSO_GROUPS_CLAIM = env.text(
+    "ANDON_OIDC_GROUPS", "groups", about="the claim in which the provider tells a person's groups"
+)
+for _variable, _given in (("ANDON_SIGN_UP=sso", SIGN_UP == "sso"), ("ANDON_OIDC_ROLES", bool(SSO_ROLES))):
+    if _given and OIDC is None:
+        raise ImproperlyConfigured(f"{_variable} needs ANDON_OIDC_ISSUER, its client id and its secret")
 
 # How long a proof of who one is (password, passkey, code) counts for what is dangerous. Approvals, releases
 # and deletions want one on the very request, whatever this says.
@@ -89,7 +124,13 @@ ALLAUTH: dict[str, Any] = {
     # Wrong passwords are counted by `runs.throttle`, per name *and* address, so that nobody locks out
     # another. Codes are counted here per person: only who holds a session or the password may try one.
     # A six-digit code with one step either way is guessed with probability 3e-6 a try: 3e-4 a day at most.
-    "ACCOUNT_RATE_LIMITS": {"login_failed": "60/m/ip,10/5m/key,100/d/key", "reauthenticate": "30/m/user"},
+    "ACCOUNT_RATE_LIMITS": {
+        "login_failed": "60/m/ip,10/5m/key,100/d/key",
+        "reauthenticate": "30/m/user",
+        "reset_password": "10/m/ip",
+        "mail_to": "3/15m/key",  # to one address, whoever asks
+    },
+    "ACCOUNT_EMAIL_CONFIRMATION_EXPIRE_DAYS": 1,
     "MFA_ADAPTER": "runs.accounts.adapter.FactorAdapter",
     "MFA_SUPPORTED_TYPES": ["totp", "webauthn", "recovery_codes"],
     "MFA_PASSKEY_LOGIN_ENABLED": True,

@@ -11,4 +11,4 @@ class RunsConfig(AppConfig):
     def ready(self) -> None:
         """Register the checks and the handlers of this app's work."""
         from runs import checks, compaction  # noqa: F401
-        from runs.accounts import audit  # noqa: F401
+        from runs.accounts import audit, groups, mail  # noqa: F401

@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from runs import sweeps, watching, work
+from runs.accounts import sessions
 
 
 @shared_task(name="runs.tasks.run_work")
@@ -36,3 +37,9 @@ def make_partitions() -> None:
 def forget_receipts() -> None:
     """Forget ids of posts that no client sends again."""
     sweeps.forget_receipts()
+
+
+@shared_task(name="runs.tasks.forget_sessions")
+def forget_sessions() -> None:
+    """Forget sessions whose time is over."""
+    sessions.forget()

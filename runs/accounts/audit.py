@@ -30,6 +30,7 @@ def note(
     by: Person | None = None,
     about: Person | None = None,
     project: Project | None = None,
+    address: str | None = None,
     **data: Any,
 ) -> AccountEvent:
     """Add one row.
@@ -38,6 +39,7 @@ def note(
         request: where from; None for a command on the server.
         by: who did it.
         about: whose account it is; `by` when left out.
+        address: where from, for a worker that does what somebody asked for.
         data: what the page shows beside it, JSON-ready; never a secret.
     """
     about = about or by
@@ -47,7 +49,7 @@ def note(
         by=None if by is None else by.opaque_id,
         about=None if about is None else about.opaque_id,
         project=project,
-        address=None if request is None else client_address(request),
+        address=address if request is None else client_address(request),
         agent="" if request is None else inert(request.META.get("HTTP_USER_AGENT", ""), 200),
         data=data,
     )

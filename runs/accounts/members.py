@@ -66,7 +66,7 @@ def set_roles(
                 "not-yourself", f"Nobody gives themself a role: another admin may make you {named}."
             )
         if Role.ADMIN in before and Role.ADMIN not in wanted:
-            _keep_an_admin(project, person)
+            keep_an_admin(project, person)
         if sorted(before) != wanted:
             member.roles = wanted
             member.save(update_fields=["roles"])
@@ -83,7 +83,7 @@ def remove(*, project: Project, by: Person, person: Person, request: HttpRequest
     with _admin(project, by):
         member = _member(project, person)
         if Role.ADMIN in member.roles:
-            _keep_an_admin(project, person)
+            keep_an_admin(project, person)
         before = list(member.roles)
         member.delete()
         note(project, by, person, before, [], request)
@@ -151,7 +151,12 @@ def _member(project: Project, person: Person) -> Membership:
     return found
 
 
-def _keep_an_admin(project: Project, leaving: Person) -> None:
+def keep_an_admin(project: Project, leaving: Person) -> None:
+    """Make sure that somebody else is an admin who can sign in; the project's row is locked.
+
+    Raises:
+        Refused: last-admin.
+    """
     others = Membership.objects.filter(
         project=project, roles__contains=[Role.ADMIN], person__is_active=True
     ).exclude(person=leaving)

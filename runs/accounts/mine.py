@@ -27,7 +27,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from runs import proof
-from runs.accounts import audit, entering, invitations, passkeys, tokens
+from runs.accounts import audit, entering, invitations, mail, passkeys, sessions, tokens
 from runs.accounts.refused import Refused
 from runs.models import AccountEvent, Membership, Scope
 from runs.views import person_of
@@ -70,6 +70,7 @@ def account(request: HttpRequest) -> HttpResponse:
             "memberships": Membership.objects.filter(person=person)
             .select_related("project")
             .order_by("project__slug"),
+            "mail": mail.of(person),
             "tokens": tokens.live(tokens.mine(person)).count(),
             "events": events,
             "people": audit.names(events),
@@ -129,6 +130,8 @@ def password(request: HttpRequest) -> HttpResponse:
     except Refused as refused:
         return render(request, "accounts/password.html", {"says": refused.says}, status=refused.status)
     update_session_auth_hash(request, person)
+    sessions.remember(request)  # its key is new
+    sessions.end(person, but=request.session.session_key or "")
     return redirect("account")
 
 

@@ -70,6 +70,7 @@ def people(request: HttpRequest, project: str) -> HttpResponse:
         "waiting": waiting,
         "roles": [(role.value, members.WORDS[role.value]) for role in Role],
         "about": ROLES,
+        "by_groups": sorted(settings.SSO_ROLES.get(found.slug, {})),
         "admin": _is_admin(request, found),
         "shown": shown,
         "says": says,

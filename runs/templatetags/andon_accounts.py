@@ -45,7 +45,20 @@ def prove(
     }
 
 
-_SHOWN = ("method", "name", "run", "scopes", "source", "days", "overlap_hours", "left", "at")
+_SHOWN = (
+    "method",
+    "name",
+    "run",
+    "scopes",
+    "source",
+    "days",
+    "overlap_hours",
+    "left",
+    "at",
+    "groups",
+    "kept",
+    "sessions",
+)
 
 
 @register.simple_tag
@@ -76,6 +89,8 @@ _NAMES = {
     "left": "codes left:",
     "at": "for",
     "source": "for",
+    "groups": "by the groups",
+    "sessions": "others:",
 }
 
 

@@ -61,6 +61,8 @@ PAGES: dict[str, Access] = {
     "sign-in/challenge": _do(ALL),
     "sign-in/passkey": _do(ALL),
     "sign-in/second-step": _both(ALL, ALL),
+    "sign-in/lost": _both(ALL, ALL, email="nobody@example.org"),
+    "sign-in/lost/<str:key>": _both(KEY, KEY),
     "sign-in/cancelled": Access(ALL),
     "sign-in/<slug:provider_id>/go": _do(KEY),  # 404 as long as no provider is configured
     "sign-in/<slug:provider_id>/callback": Access(KEY),
@@ -73,6 +75,9 @@ PAGES: dict[str, Access] = {
     "account/prove": _both(SIGNED_IN, SIGNED_IN),
     "account/challenge": _do(SIGNED_IN),
     "account/password": _both(SIGNED_IN, SIGNED_IN),
+    "account/mail": _both(SIGNED_IN, SIGNED_IN, email="nobody@example.org"),
+    "account/mail/<str:key>": _both(KEY, KEY),
+    "account/sessions": _both(SIGNED_IN, SIGNED_IN),
     "account/passkeys/add": _both(SIGNED_IN, SIGNED_IN),
     "account/passkeys/options": _do(SIGNED_IN),
     "account/passkeys/<int:passkey_id>": _both(KEY, KEY),  # one's own only

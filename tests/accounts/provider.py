@@ -24,6 +24,7 @@ class Provider:
         self.url = url
         self.subject, self.name = "4711", "mira.k"
         self.codes: dict[str, dict[str, str]] = {}
+        self.claims: dict[str, Any] = {}  # further ones
         self.down = False
 
     def authorize(self, address: str) -> str:
@@ -70,6 +71,7 @@ class _Handler(BaseHTTPRequestHandler):
                     "preferred_username": self.provider.name,
                     "email": "mira@example.org",
                     "email_verified": True,
+                    **self.provider.claims,
                 }
             )
         else:

@@ -94,6 +94,7 @@ def addresses(held: Held) -> dict[str, Access]:
         "node": node,
         "page_id": str(house.one("SELECT min(id) FROM incidents_page")),
         "token": "nonsense",
+        "key": "nonsense",
         "rule": "spike",
         "standing_id": "1",
         "project": "default",

@@ -121,6 +121,7 @@ def full(incident, alice, bob):
         "name": "evidence",
         "node": "node-01",
         "token": ack_links.token(incident.row, alice),
+        "key": "nonsense",  # of mail: nobody's
         "page_id": 1,  # only posted to
         "project": "default",
         "provider_id": "sso",  # none is configured

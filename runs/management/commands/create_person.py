@@ -5,10 +5,11 @@ import secrets
 from argparse import ArgumentParser
 from typing import Any
 
-from django.core.management.base import BaseCommand
+from django.core.management.base import BaseCommand, CommandError
 from django.db import transaction
 
-from runs.accounts import audit, members
+from runs.accounts import audit, mail, members
+from runs.accounts.refused import Refused
 from runs.models import AccountEvent, Membership, Person, Project, Role
 
 
@@ -27,6 +28,10 @@ class Command(BaseCommand):
             "--new-password", action="store_true", help="replace the password of a known person"
         )
 
+        parser.add_argument(
+            "--mail", help="address to which a lost password's link goes; you know it is theirs"
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         with transaction.atomic():
             project = Project.objects.get(slug=options["project"])
@@ -37,6 +42,12 @@ class Command(BaseCommand):
                 person.save(update_fields=["password"])
                 if not created:
                     audit.note(AccountEvent.Kind.RESET, about=person, factors=False)
+            if options["mail"]:
+                try:
+                    mail.give(person, options["mail"])
+                except Refused as refused:
+                    raise CommandError(refused.says) from refused
+                audit.note(AccountEvent.Kind.MAIL_SET, about=person)
             membership, _ = Membership.objects.get_or_create(project=project, person=person)
             before = list(membership.roles)
             membership.roles = sorted({*before, *options["role"]})

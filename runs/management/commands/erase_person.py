@@ -4,6 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from runs.accounts.refused import Refused
 from runs.erasing import erase
 from runs.models import Person
 
@@ -22,4 +23,8 @@ class Command(BaseCommand):
         person = Person.objects.filter(username=options["username"]).first()
         if person is None:
             raise CommandError(f"there is no {options['username']!r}")
-        self.stdout.write(f"erased; what they did is named by {erase(person).opaque_id}")
+        try:
+            erased = erase(person)
+        except Refused as refused:
+            raise CommandError(refused.says) from refused
+        self.stdout.write(f"erased; what they did is named by {erased.opaque_id}")

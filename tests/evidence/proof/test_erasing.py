@@ -96,7 +96,7 @@ def test_after_erasing_nothing_names_the_person_and_everything_verifies(
         call_command("erase_person", "zebulon.quimby")
 
 
-def test_erasing_takes_every_right(person: Person) -> None:
+def test_erasing_takes_every_right(person: Person, alice: Person) -> None:
     gone = erase(person)
     assert (gone.is_active, gone.has_usable_password(), gone.memberships.count()) == (False, False, 0)
     assert (gone.first_name, gone.last_name, gone.email) == ("", "", "")
