@@ -123,6 +123,9 @@ class VaultRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the vault may be made to keep."""
 
     compliance_gb_days: int = 30_000  # per run: 1 TB for 30 days, which no one can take back
+    # A checkpoint up to this size a vault officer reads alone; weights and moments of a 1B model in
+    # mixed precision have 14 GB, so from there on it takes a second person.
+    read_alone_gb: float = 10.0
 
 
 class Caps(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

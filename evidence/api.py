@@ -1,4 +1,4 @@
-"""Machines ask here: the deletion gate."""
+"""Machines ask here: the deletion gate; beside it what agents and a vault officer's tools call."""
 
 import json
 from typing import Any
@@ -7,13 +7,16 @@ from django.http import HttpRequest
 from ninja import Router, Schema
 from ninja.types import DictStrAny
 
+from evidence import queries
 from evidence.agents import api
+from evidence.checkpoint_bytes import api as checkpoint_bytes
 from evidence.gates import may_delete
 from runs.access import signed_run
 from runs.problems import Problem
 
 router = Router(tags=["evidence"])
 router.add_router("", api.router)
+router.add_router("", checkpoint_bytes.router)
 
 MAX_BODY_BYTES = 4 << 20
 MAX_URIS = 10_000
@@ -51,6 +54,30 @@ _BODY: DictStrAny = {
         },
     }
 }
+
+
+class VolatileItem(Schema):
+    """A thing that vanishes with the processes or the node, and is not safe yet; `says` why."""
+
+    kind: str
+    name: str
+    state: str
+    says: str
+
+
+class VolatileItems(Schema):
+    """What whoever must kill waits for."""
+
+    items: list[VolatileItem]
+
+
+@router.get("/runs/{run}/volatile", response=VolatileItems, auth=None)
+def volatile(request: HttpRequest, run: str) -> dict[str, Any]:
+    """Return what of a run's open evidence vanishes with its processes and nodes and is not safe yet.
+
+    A supervisor that must kill waits for it, 60 s at most; signed by the run.
+    """
+    return {"items": queries.volatile_items(signed_run(request, run, None))}
 
 
 @router.post("/runs/{run}/deletions", response=DeletionAnswers, auth=None, openapi_extra=_BODY)

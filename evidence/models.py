@@ -217,13 +217,15 @@ class SampleKey(models.Model):
 
 class VaultRequest(models.Model):
     """A step that needs two people: one asks, another agrees. Made by `evidence.retention.release`,
-    `evidence.retention.compliance` and `evidence.collecting.samples`; every turn is a custody row."""
+    `evidence.retention.compliance`, `evidence.collecting.samples` and `evidence.checkpoint_bytes`; every
+    turn is a custody row."""
 
     class Kind(models.TextChoices):
         RELEASE = "release"
         DELETION = "deletion"
         COMPLIANCE = "compliance"
         ERASURE = "erasure"
+        READING = "reading"  # of one checkpoint's bytes
 
     class State(models.TextChoices):
         OPEN = "open"
@@ -233,6 +235,9 @@ class VaultRequest(models.Model):
 
     dossier = models.ForeignKey(Dossier, models.PROTECT, related_name="vault_requests", db_index=False)
     kind = models.CharField(max_length=12, choices=Kind.choices)
+    item = models.ForeignKey(
+        Item, models.PROTECT, null=True, related_name="vault_requests"
+    )  # of a reading; else all
     state = models.CharField(max_length=10, choices=State.choices, default=State.OPEN)
     why = models.TextField()
     subject = models.JSONField(default=dict)  # what was asked for: items, bytes, dates, cost
@@ -246,8 +251,9 @@ class VaultRequest(models.Model):
     class Meta:
         constraints = [
             models.UniqueConstraint(
-                fields=["dossier", "kind"],
+                fields=["dossier", "kind", "item"],
                 condition=Q(state__in=["open", "approved"]),
+                nulls_distinct=False,
                 name="one_live_vault_request",
             ),
             models.CheckConstraint(
@@ -301,6 +307,40 @@ class Seal(models.Model):
 
     def __str__(self) -> str:
         return f"seal {self.number} of {self.dossier_id}"
+
+
+class Reconciliation(models.Model):
+    """The vault compared with the rows, after the database came back from a backup. Made by
+    `evidence.proof.restored`."""
+
+    store = models.CharField(max_length=300)
+    began_at = models.DateTimeField()
+    done_at = models.DateTimeField(null=True)  # null: it was cut, and has to be run again
+    result = models.JSONField(default=dict)  # what was found, in numbers
+
+    def __str__(self) -> str:
+        return f"{self.store} at {self.began_at}"
+
+
+class UnknownVersion(models.Model):
+    """A stored version of a dossier or an item that no row knows: it was stored after the backup was made.
+
+    Nobody deletes it: whoever reads the list decides. Its key names dossier and item, its bytes are what
+    their digest in the key says, and it keeps the lock it was stored with.
+    """
+
+    reconciliation = models.ForeignKey(Reconciliation, models.CASCADE, related_name="unknown")
+    key = models.TextField()
+    version_id = models.CharField(max_length=200, blank=True)
+    bytes_total = models.BigIntegerField()
+    stored_at = models.DateTimeField()  # by the store's clock
+    protected_by = models.JSONField(default=dict)  # as of a stored object
+
+    class Meta:
+        ordering = ["key", "id"]
+
+    def __str__(self) -> str:
+        return self.key
 
 
 class StoreProbe(models.Model):

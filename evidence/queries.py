@@ -7,7 +7,7 @@ from django.db.models import QuerySet
 from evidence.gates import held_is_enough, required_items
 from evidence.models import Dossier, Item
 from runs.access import visible_runs
-from runs.models import Checkpoint, Person
+from runs.models import Checkpoint, Person, Run
 
 
 class Counts(TypedDict):
@@ -59,6 +59,24 @@ def signed_facts(dossier: Dossier) -> list[dict[str, Any]]:
             fact |= {"fact": str(item.state), "why": item.why}
         facts.append(fact)
     return sorted(facts, key=lambda one: (one["kind"], one["name"]))
+
+
+# In the processes, and on the nodes (`evidence.kinds`).
+VOLATILE_ORDERS = (1, 2)
+
+
+def volatile_items(run: Run) -> list[dict[str, str]]:
+    """Return what vanishes first of a run's open dossiers and is not safe yet, in order of volatility.
+
+    What is sealed, given up or waived is not waited for.
+    """
+    waiting = (Item.State.PLANNED, Item.State.HELD, Item.State.COLLECTING)
+    vanishing = Item.objects.filter(order__in=VOLATILE_ORDERS, state__in=waiting, waived_at=None)
+    found = vanishing.filter(dossier__run=run, dossier__closed_at=None)
+    return [
+        {"kind": one.kind, "name": one.name, "state": str(one.state), "says": one.why or str(one.state)}
+        for one in found.defer("files", "source").order_by("order", "id")
+    ]
 
 
 def last_good_item(dossier: Dossier) -> Item | None:

@@ -14,5 +14,6 @@ bag_exporting = Signal()
 #   "covered"               a delete marker or a newer version lies over an object
 #   "store does not lock"   a probe saw the store let go of what it locks, and an earlier one did not
 #   "deadline passed"       a required item's source stayed silent, so the item is missing
+#   "checkpoint read"       a vault officer began to read a checkpoint's bytes
 #   "sealing overdue"       a required item is not sealed a day after its run went on
 vault_alarm = Signal()

@@ -13,6 +13,9 @@ urlpatterns = [
     path("vault/<int:dossier_id>", views.dossier, name="dossier"),
     path("vault/<int:dossier_id>/items", views.dossier_items, name="dossier_items"),
     path("vault/<int:dossier_id>/items/<int:item_id>", views.item, name="dossier_item"),
+    path(
+        "vault/<int:dossier_id>/items/<int:item_id>/read", decisions.read_checkpoint, name="read_checkpoint"
+    ),
     path("vault/<int:dossier_id>/custody", views.custody, name="custody"),
     path("vault/<int:dossier_id>/bag", handing_out.bag, name="take_bag"),
     path("vault/<int:dossier_id>/objects/<int:object_id>", handing_out.stored_object, name="take_object"),

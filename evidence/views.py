@@ -8,10 +8,12 @@ from django.shortcuts import render
 from django.views.decorators.http import require_GET
 
 from evidence.agents import node_trees
+from evidence.kinds import CHECKPOINT_KINDS
 from evidence.models import CustodyRow, Dossier, Hold, Item, Seal, StoredObject, VaultRequest
 from evidence.pages import downloads, listing, overview, reading
 from evidence.pages.steps import LINKS
 from evidence.proof import leftovers
+from evidence.proof.restored import RESTORED
 from evidence.queries import visible_dossiers
 from evidence.retention import two_people
 from runs import live
@@ -40,15 +42,17 @@ def vault(request: HttpRequest) -> HttpResponse:
     before = _cursor(request.GET.get("before", ""))
     lines = overview.lines(person, text=text, only=only, before=before, limit=DOSSIERS + 1)
     damaged = StoredObject.objects.filter(item__dossier__in=visible_dossiers(person)).exclude(mismatch="")
+    totals = overview.totals(person)
     return render(
         request,
         "evidence/vault.html",
         {
             "lines": lines[:DOSSIERS],
             "older": lines[DOSSIERS - 1].dossier.pk if len(lines) > DOSSIERS else None,
-            "totals": overview.totals(person),
+            "totals": totals,
             "store": overview.store(),
             "damaged_in": Dossier.objects.filter(items__objects__in=damaged).distinct()[:PAGE_ROWS],
+            "restored": overview.last_restore() if totals.dossiers else None,
             "filters": overview.FILTERS,
             "text": text,
             "only": only,
@@ -87,6 +91,7 @@ def dossier(request: HttpRequest, dossier_id: int) -> HttpResponse:
             "opened_by": opened_by if found.opened_by else "Andon",
             "evidence": live.render(request, "evidence/_items.html", items),
             "steps": LINKS,
+            "restored": found.custody.filter(what=RESTORED).order_by("-seq").first(),
             "keeping": reading.keeping(found),
             "objects": [(one, others.get(one.sha256, []), "") for one in objects],
             "objects_total": StoredObject.objects.filter(item__dossier=found).count(),
@@ -144,6 +149,7 @@ def item(request: HttpRequest, dossier_id: int, item_id: int) -> HttpResponse:
             "objects": [(row, others.get(row.sha256, []), downloads.why_not_bytes(row)) for row in shown],
             "no_download": no_download,
             "offer": not no_download,
+            "is_checkpoint": one.kind in CHECKPOINT_KINDS,
             "after": after,
             "next": shown[-1].pk if len(objects) > PAGE_ROWS else None,
             # What is known of the source before it is stored: a checkpoint of thousands of files.

@@ -17,7 +17,7 @@ from evidence.collecting.turn import locked
 from evidence.freezing.holds import hold_uris
 from evidence.hashing import digest_of
 from evidence.holding.places import changed_since
-from evidence.models import Dossier, Item, StoredObject
+from evidence.models import Dossier, Item, Reconciliation, StoredObject
 from evidence.proof import leftovers, seals
 from evidence.retention import dates
 from evidence.sources import NodeSource
@@ -79,7 +79,9 @@ def _begin(item: Item, lease: Lease, pieces: list[Piece]) -> bool:
     with locked(item, lease) as fresh:
         if fresh.state in seals.FINAL:
             return False
-        first = bool(fresh.state != Item.State.COLLECTING)
+        # After a restore the vault may have what no row remembers: then it is looked for, and taken up.
+        restored = Reconciliation.objects.filter(began_at__gte=fresh.dossier.opened_at).exists()
+        first = bool(fresh.state != Item.State.COLLECTING and not restored)
         fresh.state = Item.State.COLLECTING
         fresh.bytes_total = sum(piece.source.bytes_total for piece in pieces)
         fresh.bytes_done = 0

@@ -44,6 +44,16 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='Reconciliation',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('store', models.CharField(max_length=300)),
+                ('began_at', models.DateTimeField()),
+                ('done_at', models.DateTimeField(null=True)),
+                ('result', models.JSONField(default=dict)),
+            ],
+        ),
+        migrations.CreateModel(
             name='Item',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -188,10 +198,25 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='UnknownVersion',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('key', models.TextField()),
+                ('version_id', models.CharField(blank=True, max_length=200)),
+                ('bytes_total', models.BigIntegerField()),
+                ('stored_at', models.DateTimeField()),
+                ('protected_by', models.JSONField(default=dict)),
+                ('reconciliation', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='unknown', to='evidence.reconciliation')),
+            ],
+            options={
+                'ordering': ['key', 'id'],
+            },
+        ),
+        migrations.CreateModel(
             name='VaultRequest',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(choices=[('release', 'Release'), ('deletion', 'Deletion'), ('compliance', 'Compliance'), ('erasure', 'Erasure')], max_length=12)),
+                ('kind', models.CharField(choices=[('release', 'Release'), ('deletion', 'Deletion'), ('compliance', 'Compliance'), ('erasure', 'Erasure'), ('reading', 'Reading')], max_length=12)),
                 ('state', models.CharField(choices=[('open', 'Open'), ('approved', 'Approved'), ('done', 'Done'), ('declined', 'Declined')], default='open', max_length=10)),
                 ('why', models.TextField()),
                 ('subject', models.JSONField(default=dict)),
@@ -202,6 +227,7 @@ class Migration(migrations.Migration):
                 ('decided_why', models.TextField(blank=True)),
                 ('done_at', models.DateTimeField(null=True)),
                 ('dossier', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.PROTECT, related_name='vault_requests', to='evidence.dossier')),
+                ('item', models.ForeignKey(null=True, on_delete=django.db.models.deletion.PROTECT, related_name='vault_requests', to='evidence.item')),
             ],
             options={
                 'ordering': ['id'],
@@ -318,7 +344,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='vaultrequest',
-            constraint=models.UniqueConstraint(condition=models.Q(('state__in', ['open', 'approved'])), fields=('dossier', 'kind'), name='one_live_vault_request'),
+            constraint=models.UniqueConstraint(condition=models.Q(('state__in', ['open', 'approved'])), fields=('dossier', 'kind', 'item'), name='one_live_vault_request', nulls_distinct=False),
         ),
         migrations.AddConstraint(
             model_name='vaultrequest',

@@ -10,8 +10,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
 from evidence import actions
-from evidence.models import Dossier, VaultRequest
-from evidence.pages import listing, reading
+from evidence.checkpoint_bytes import allowing
+from evidence.models import Dossier, Item, VaultRequest
+from evidence.pages import listing, reading, steps
 from evidence.pages.steps import CLOSE, EXTEND, TWO_PEOPLE, Step, TwoPeople, subject_lines
 from evidence.refused import Refused
 from evidence.retention import dates, two_people
@@ -96,11 +97,29 @@ def _whole(text: str, name: str) -> int | None:
 @login_required
 def two_person_step(request: HttpRequest, dossier_id: int, name: str) -> HttpResponse:
     """Show a step that two people take; on POST ask for it, agree to it, or decline it."""
-    step, person = TWO_PEOPLE[name], person_of(request)
+    return _turn(request, dossier_or_404(request, dossier_id), TWO_PEOPLE[name])
+
+
+@never_cache
+@require_http_methods(["GET", "POST"])
+@login_required
+def read_checkpoint(request: HttpRequest, dossier_id: int, item_id: int) -> HttpResponse:
+    """Show what reading a checkpoint takes, and how; on POST ask for it, agree to it, or decline it."""
     found = dossier_or_404(request, dossier_id)
+    item = Item.objects.filter(dossier=found, pk=item_id).first()
+    if item is None:
+        raise Http404
+    item.dossier = found
+    return _turn(request, found, steps.read_checkpoint(item), reading_of=item)
+
+
+def _turn(
+    request: HttpRequest, found: Dossier, step: TwoPeople, *, reading_of: Item | None = None
+) -> HttpResponse:
+    person = person_of(request)
     if request.method != "POST":
-        return _two_page(request, found, step)
-    live = two_people.live_request(found, step.kind)
+        return _two_page(request, found, step, reading_of=reading_of)
+    live = two_people.live_request(found, step.kind, step.item)
     why, turn = request.POST.get("why", ""), request.POST.get("turn", "")
     try:
         if turn == "ask":
@@ -115,11 +134,15 @@ def two_person_step(request: HttpRequest, dossier_id: int, name: str) -> HttpRes
         else:
             raise Refused("over", "Nothing was chosen.")
     except NotAgain as refused:
-        return _two_page(request, found, step, says=refused.says, status=refused.status)
+        return _two_page(
+            request, found, step, says=refused.says, status=refused.status, reading_of=reading_of
+        )
     except Refused as refused:
-        found = dossier_or_404(request, dossier_id)
-        return _two_page(request, found, step, says=refused.says, status=refused.status)
-    return redirect(name, dossier_id)
+        found = dossier_or_404(request, found.pk)
+        return _two_page(
+            request, found, step, says=refused.says, status=refused.status, reading_of=reading_of
+        )
+    return redirect(request.path)
 
 
 @never_cache
@@ -182,11 +205,19 @@ def _end_of(text: str) -> datetime:
 
 
 def _two_page(
-    request: HttpRequest, found: Dossier, step: TwoPeople, *, says: str = "", status: int = 200
+    request: HttpRequest,
+    found: Dossier,
+    step: TwoPeople,
+    *,
+    says: str = "",
+    status: int = 200,
+    reading_of: Item | None = None,
 ) -> HttpResponse:
     person = person_of(request)
-    live = two_people.live_request(found, step.kind)
-    everyone = list(VaultRequest.objects.filter(dossier=found, kind=step.kind).order_by("-pk"))
+    live = two_people.live_request(found, step.kind, step.item)
+    everyone = list(
+        VaultRequest.objects.filter(dossier=found, kind=step.kind, item=step.item).order_by("-pk")
+    )
     people = listing.names([one.requested_by for one in everyone] + [one.decided_by for one in everyone])
     mine = live is not None and live.requested_by == str(person.opaque_id)
     decides = project_member(person, found.run.project, *two_people.DECIDERS)
@@ -209,7 +240,22 @@ def _two_page(
             for one in everyone
             if live is None or one.pk != live.pk
         ],
+        **(_how_to_read(request, reading_of, person) if reading_of is not None else {}),
     )
+
+
+def _how_to_read(request: HttpRequest, item: Item, person: Person) -> dict[str, Any]:
+    """Return what the page of a reading says beside the turns: whether this person may read now, and how."""
+    grant = allowing.grant_of(item, person)
+    alone = not allowing.needs_two(item)
+    reads = project_member(person, item.dossier.run.project, *allowing.READERS)
+    return {
+        "item": item,
+        "item_bytes": allowing.size_of(item)[1],
+        "reads_now": reads and allowing.why_not(item) is None and (alone or grant is not None),
+        "reads_until": allowing.until(grant) if grant else None,
+        "address": request.build_absolute_uri(f"/api/v1/dossiers/{item.dossier_id}/items/{item.pk}"),
+    }
 
 
 def _page(
@@ -224,6 +270,8 @@ def _page(
             "step": step,
             "says": says,
             "why_not": reason[1] if reason else "",
+            "alone": reason is not None
+            and reason[0] == "alone",  # nothing stands in the way: nobody has to agree
             "may": project_member(person_of(request), found.run.project, *step.may),
             "keeping": reading.keeping(found),
             "notes": step.notes(found),

@@ -75,7 +75,7 @@ def why_no_bag(dossier: Dossier, wrong: tuple[str, ...]) -> Reason:
 def why_not_kind(kind: str) -> str:
     """Return why no object of a kind is given to a browser, "" when they are."""
     if kind in CHECKPOINT_KINDS:
-        return "Checkpoint bytes do not leave by the browser; the bag names them by version."
+        return "Checkpoint bytes do not leave by the browser; a vault officer reads them by a token."
     if kind == "raw_samples":
         return "Raw samples are encrypted with their dossier's key; only a vault officer reads them."
     return ""

@@ -6,13 +6,14 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from django.db.models import Count, F, Q, Sum
+from django.db.models import Count, F, Max, Q, Sum
 from django.utils import timezone
 
 from evidence import custody, kinds
 from evidence.freezing.checkpoints import passed_over_words
 from evidence.gates import unprotected, uses_gate
 from evidence.models import CustodyRow, Dossier, Item, Seal, StoredObject, StoreProbe
+from evidence.pages import thin
 from evidence.retention.overdue import overdue_items
 from evidence.vault import vault
 from runs import formatting
@@ -39,6 +40,7 @@ class ItemLine:
     waived_by: str
     number: int = 1
     damaged: str = ""  # what the fixity sweep found wrong with its stored bytes
+    thin: str = ""  # sealed, and with next to nothing in it
     members: tuple[tuple[int, str], ...] = ()  # of a group: the id and name of each item
 
     @property
@@ -87,6 +89,8 @@ def _item_lines(dossier: Dossier, *, grouped: bool) -> list[ItemLine]:
             source_uri=F("source__uri"),
             objects_n=Count("objects"),
             stored=Sum("objects__bytes_total"),
+            largest=Max("objects__bytes_total"),
+            empty_n=Count("objects", filter=Q(objects__bytes_total=0)),
             damaged_n=Count("objects", filter=~Q(objects__mismatch="")),
             unlocked_n=Count("objects", filter=Q(objects__lock_lost_at__isnull=False)),
         )
@@ -100,8 +104,8 @@ def _item_lines(dossier: Dossier, *, grouped: bool) -> list[ItemLine]:
         return lines
     groups: dict[tuple[object, ...], list[ItemLine]] = {}
     for line, item in zip(lines, items, strict=True):
-        # What somebody waived, what is damaged, and what is under way keep their own lines.
-        alone = line.waived_by or line.damaged or line.state == "collecting"
+        # What somebody waived, what is damaged or empty, and what is under way keep their own lines.
+        alone = line.waived_by or line.damaged or line.thin or line.state == "collecting"
         why = "" if line.satisfied else line.reason
         key = (item.kind, line.state, line.required, why, item.pk if alone else None)
         groups.setdefault(key, []).append(line)
@@ -152,10 +156,12 @@ def _line(item: Item, people: dict[str, str], warning: str = "") -> ItemLine:
     stored: int | None = getattr(item, "stored", None)
     total = item.bytes_total if item.bytes_total is not None else stored
     share = 1.0 if item.state == Item.State.SEALED else 0.0
-    detail, reason = "", ""
+    detail, reason, empty = "", "", ""
     match item.state:
         case Item.State.SEALED:
             files = formatting.plural(objects_n, "file") if objects_n > 1 else ""
+            largest: int = getattr(item, "largest", None) or 0
+            empty = thin.words(item.kind, files=objects_n, largest=largest, empty=getattr(item, "empty_n", 0))
             detail = ", ".join(part for part in (formatting.size(total) if total else "", files) if part)
         case Item.State.COLLECTING:
             if total:
@@ -208,6 +214,7 @@ def _line(item: Item, people: dict[str, str], warning: str = "") -> ItemLine:
         share=share,
         waived_by=waived_by,
         damaged=damaged,
+        thin=empty,
     )
 
 

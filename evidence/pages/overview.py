@@ -10,15 +10,16 @@ from django.utils import timezone
 
 from andon import policy as rules
 from andon.policy import CostRules
-from evidence.models import Dossier, Hold, Item, Leftover, StoredObject, StoreProbe
+from evidence.models import Dossier, Hold, Item, Leftover, Reconciliation, StoredObject, StoreProbe
 from evidence.proof import fixity, lost_locks
 from evidence.queries import visible_dossiers
 from evidence.stores.probed import OLD_AFTER, PROBE
-from evidence.vault import vault
+from evidence.vault import KEYS, vault
 from runs import formatting
 from runs.models import Person, PolicyVersion, Run, Work
 
 GB = 10**9
+_MOST_UNKNOWN, _MOST_STRANGE = 20_000, 200
 EXPIRES_SOON = timedelta(days=7)
 FILTERS = ("not sealed", "expires soon", "damaged", "lock lost", "released")
 
@@ -227,6 +228,49 @@ def prices(runs: set[Run]) -> dict[int, CostRules]:
         version = by_run.get(run.pk) or by_project.get(run.project_id)
         found[run.pk] = CostRules() if version is None else rules.decode(version.document).cost
     return found
+
+
+@dataclass(slots=True)
+class Strange:
+    """Stored versions of one item that no row knows: by its key the dossier's name and the item's number."""
+
+    dossier: str
+    item: str
+    objects: int
+    bytes_total: int
+    first: datetime
+    last: datetime
+    protected: str  # as the store said of the first
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """What the newest comparison of vault and rows after a restore found."""
+
+    at: datetime
+    result: dict[str, int]
+    strange: list[Strange]
+    calm: bool  # nothing in it needs anybody
+
+
+def last_restore() -> Restore | None:
+    """Return what was found when the database last came back from a backup, None when it never did."""
+    made = Reconciliation.objects.exclude(done_at=None).order_by("-done_at").first()
+    if made is None or made.done_at is None:
+        return None
+    groups: dict[tuple[str, str], Strange] = {}
+    for one in made.unknown.all()[:_MOST_UNKNOWN]:
+        dossier, _, rest = one.key.removeprefix(KEYS).partition("/")
+        item = rest.partition("/")[0]
+        says = str(one.protected_by.get("says", ""))
+        at = one.stored_at
+        seen = groups.setdefault((dossier, item), Strange(dossier, item, 0, 0, at, at, says))
+        seen.objects += 1
+        seen.bytes_total += one.bytes_total
+        seen.first, seen.last = min(seen.first, at), max(seen.last, at)
+    needs = ("unknown", "lacking", "lost_locks")
+    calm = not any(made.result.get(name) for name in needs)
+    return Restore(made.done_at, made.result, list(groups.values())[:_MOST_STRANGE], calm)
 
 
 def store() -> Store:

@@ -20,7 +20,7 @@ from runs import formatting
 from runs.models import Person, Work
 
 # What people took out or looked at, beside what was done to the evidence.
-ACCESS = ("downloaded", "exported bag", "export failed", "excerpt read", "samples read")
+ACCESS = ("downloaded", "exported bag", "export failed", "excerpt read", "samples read", "checkpoint read")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from evidence.checkpoint_bytes import allowing
 from evidence.collecting import samples
-from evidence.models import Dossier, VaultRequest
+from evidence.models import Dossier, Item, VaultRequest
 from evidence.retention import compliance, dates, release, two_people
 from evidence.retention.two_people import Reason
 from runs import formatting
@@ -40,6 +41,7 @@ class TwoPeople(Step):
     may: tuple[Role, ...] = two_people.ASKERS
     who: str = "A responder, approver, vault officer or admin of the project may ask for it."
     kind: VaultRequest.Kind
+    item: Item | None = None  # the one that it is about, where it is not the whole dossier
     subject: Callable[[Dossier], dict[str, Any]]
     ask: Callable[..., VaultRequest]
     agree: Callable[..., VaultRequest]
@@ -96,6 +98,28 @@ TWO_PEOPLE = {
         agree=samples.approve_erasure,
     ),
 }
+
+
+def read_checkpoint(item: Item) -> TwoPeople:
+    """Return the step by which a vault officer may read a checkpoint that one person must not read alone."""
+    return TwoPeople(
+        name="Read checkpoint bytes",
+        says="Lets one vault officer read this checkpoint's bytes by an API token, never by a browser. Each "
+        "reading is a row of custody with who and why, and people are told.",
+        needs=f"a vault officer and a reason; above {allowing.limit_words(item)}, by policy, {_TWO}",
+        button="Ask to read it",
+        may=allowing.READERS,
+        who="A vault officer of the project may read it.",
+        why_not=lambda _: allowing.why_not_ask(item),
+        kind=VaultRequest.Kind.READING,
+        item=item,
+        subject=lambda _: allowing.subject(item),
+        # Its dossier is known: the page of a step names it for those that are about all of it.
+        ask=lambda *, dossier, person, why: allowing.request_reading(item=item, person=person, why=why),
+        agree=allowing.approve_reading,
+    )
+
+
 CLOSE = Step(
     name="Close",
     says="Keeps each item for its policy's days from today, and no longer extends the dates by itself. "
@@ -127,6 +151,7 @@ LINKS = (
     ("deletion", "Delete what it stores"),
 )
 _NAMES = {
+    "checkpoint": "checkpoint",
     "holds": "holds on sources",
     "trees": "held trees on nodes",
     "objects": "objects",
@@ -134,6 +159,7 @@ _NAMES = {
     "bytes": "in all",
     "gb_days": "bytes × days",
     "cost_per_month": "cost",
+    "hours": "may be read for",
 }
 
 
@@ -157,4 +183,6 @@ def _words(name: str, value: Any) -> str:
         return f"{value:,}{formatting.NBSP}GB × days"
     if name == "cost_per_month":
         return f"{value} a month"
-    return f"{value:,}"
+    if name == "hours":
+        return f"{value}{formatting.NBSP}h"
+    return f"{value:,}" if isinstance(value, int) else str(value)

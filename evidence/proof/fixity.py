@@ -96,7 +96,7 @@ def sweep(began: datetime, *, budget_bytes: int, guard: Guard = lambda: None) ->
     if not StoreProbe.objects.filter(store=store.name[:300], probed_at__gte=began).exists():
         probe_and_record(store)
     done = Swept()
-    _look_at_locks(store, done, guard)
+    look_at_locks(store, done, guard)
     read = _stored().filter(checked_at__gte=began).aggregate(total=Sum("bytes_total"))["total"] or 0
     _read_bytes(store, done, guard, began, budget_bytes - read)
     return done
@@ -110,7 +110,12 @@ def _stored() -> QuerySet[StoredObject]:
 # --- locks
 
 
-def _look_at_locks(store: Vault, done: Swept, guard: Guard) -> None:
+def look_at_locks(store: Vault, done: Swept, guard: Guard = lambda: None) -> None:
+    """Read back what protects every object of a sealed item, and record what is gone or less than it was.
+
+    Raises:
+        VaultError: the store does not answer.
+    """
     silent = 0
     for page in _pages():
         with ThreadPoolExecutor(LOCK_THREADS) as pool:

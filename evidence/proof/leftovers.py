@@ -6,6 +6,7 @@ the dossier's keys finds each, whatever left it. It is kept like its item, and g
 """
 
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -49,13 +50,24 @@ def find(dossier: Dossier) -> int:
     Raises:
         VaultError: the store did not answer.
     """
+    new = take(dossier, vault().listed(f"{KEYS}{dossier.uid}/"))
+    _forget_uploads(dossier)
+    return new
+
+
+def take(dossier: Dossier, listed: Iterable[Listed]) -> int:
+    """Do the same with what a listing of the dossier's keys said; returns how many are new.
+
+    Raises:
+        VaultError: as `find`.
+    """
     store = vault()
     items = {item.pk: item for item in _ended(dossier)}
     named = set(StoredObject.objects.filter(item__dossier=dossier).values_list("key", "version_id"))
     known = set(Leftover.objects.filter(item__dossier=dossier).values_list("key", "version_id"))
     found: list[Leftover] = []
-    for one in store.listed(f"{KEYS}{dossier.uid}/"):
-        item = items.get(_item_of(one))
+    for one in listed:
+        item = items.get(item_of(one))
         if item is None or (one.key, one.version_id) in named | known:
             continue
         found.append(
@@ -71,7 +83,6 @@ def find(dossier: Dossier) -> int:
             )
         )
     Leftover.objects.bulk_create(found, ignore_conflicts=True, batch_size=500)
-    _forget_uploads(dossier)
     if found:
         log.warning("dossier %s: %d stored versions that no item counts on", dossier.pk, len(found))
     return len(found)
@@ -81,7 +92,8 @@ def _ended(dossier: Dossier) -> list[Item]:
     return list(Item.objects.filter(dossier=dossier, state__in=FINAL).defer("files", "source"))
 
 
-def _item_of(one: Listed) -> int:
+def item_of(one: Listed) -> int:
+    """Return the id of the item that a version was stored for, 0 where its key names none."""
     number = one.key.split("/")[2] if one.key.count("/") >= 2 else ""
     return int(number) if number.isascii() and number.isdecimal() else 0
 

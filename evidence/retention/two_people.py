@@ -12,7 +12,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from evidence import custody
-from evidence.models import Dossier, VaultRequest
+from evidence.models import Dossier, Item, VaultRequest
 from evidence.refused import Refused
 from runs.access import project_member
 from runs.locks import lock_run
@@ -26,14 +26,15 @@ _WORDS = {
     VaultRequest.Kind.DELETION: "deleting what it stores",
     VaultRequest.Kind.COMPLIANCE: "locking it so that nobody can undo it",
     VaultRequest.Kind.ERASURE: "erasing its raw samples",
+    VaultRequest.Kind.READING: "reading this checkpoint",
 }
 # What stands in the way, as (code, sentence); None when nothing does.
 Reason = tuple[str, str] | None
 
 
-def live_request(dossier: Dossier, kind: str) -> VaultRequest | None:
-    """Return the request of `kind` that is open, or agreed and being carried out."""
-    return VaultRequest.objects.filter(dossier=dossier, kind=kind, state__in=LIVE).first()
+def live_request(dossier: Dossier, kind: str, item: Item | None = None) -> VaultRequest | None:
+    """Return the request of `kind` (about one item, where it is) that is open, or agreed and under way."""
+    return VaultRequest.objects.filter(dossier=dossier, kind=kind, item=item, state__in=LIVE).first()
 
 
 @contextmanager
@@ -67,10 +68,13 @@ def ask(
     why: str,
     judge: Callable[[Dossier], Reason],
     subject: Callable[[Dossier], dict[str, Any]],
+    item: Item | None = None,
+    askers: tuple[Role, ...] = ASKERS,
 ) -> VaultRequest:
     """Write the request of one person.
 
     Args:
+        item: the one that it is about, None for the whole dossier.
         judge: what stands in its way now.
         subject: what is asked for, as the other person will read it.
 
@@ -78,15 +82,16 @@ def ask(
         Refused: not-allowed, reason-needed, asked-already, or what `judge` says.
     """
     with locked(dossier) as fresh:
-        need_role(fresh, person, f"ask for {_WORDS[kind]}", *ASKERS)
+        need_role(fresh, person, f"ask for {_WORDS[kind]}", *askers)
         if not why.strip():
             raise Refused("reason-needed", f"Say why you ask for {_WORDS[kind]}.")
-        if live_request(fresh, kind) is not None:
+        if live_request(fresh, kind, item) is not None:
             raise Refused("asked-already", f"Somebody asked for {_WORDS[kind]} already.")
         _refuse(judge(fresh))
         made = VaultRequest.objects.create(
             dossier=fresh,
             kind=kind,
+            item=item,
             why=why.strip(),
             subject=subject(fresh),
             requested_by=str(person.opaque_id),
@@ -96,6 +101,7 @@ def ask(
             fresh,
             f"{kind} requested",
             who=str(person.opaque_id),
+            item_name=_name(item),
             data={"why": made.why, "subject": made.subject},
         )
     return made
@@ -133,6 +139,7 @@ def agree(
             fresh,
             f"{kind} agreed",
             who=row.decided_by,
+            item_name=_name(row.item),
             data={"requested_by": row.requested_by, "why": row.why, "subject": row.subject},
         )
         then(fresh, row)
@@ -158,8 +165,18 @@ def decline(*, request: VaultRequest, person: Person, why: str) -> VaultRequest:
         )
         row.decided_why = why.strip()
         row.save(update_fields=["state", "decided_by", "decided_at", "decided_why"])
-        custody.append(fresh, f"{row.kind} declined", who=row.decided_by, data={"why": row.decided_why})
+        custody.append(
+            fresh,
+            f"{row.kind} declined",
+            who=row.decided_by,
+            item_name=_name(row.item),
+            data={"why": row.decided_why},
+        )
     return row
+
+
+def _name(item: Item | None) -> str:
+    return "" if item is None else item.name
 
 
 def _open(request: VaultRequest, kind: str | None) -> VaultRequest:

@@ -20,9 +20,9 @@ _newest: dict[str, tuple[float, dict[str, Any]]] = {}
 _asking = threading.Lock()
 
 
-def ask_if_old(store: str) -> None:
-    """Have the vault probed when nobody did within a day, after the caller's transaction."""
-    if not StoreProbe.objects.filter(store=store[:300], probed_at__gt=timezone.now() - OLD_AFTER).exists():
+def ask_if_old(store: str, older_than: timedelta = OLD_AFTER) -> None:
+    """Have the vault probed when nobody did for so long, after the caller's transaction."""
+    if not StoreProbe.objects.filter(store=store[:300], probed_at__gt=timezone.now() - older_than).exists():
         enqueue(kind=PROBE, key="vault")
 
 

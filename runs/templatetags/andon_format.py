@@ -200,6 +200,7 @@ def digest(value: str, words: str = "digest") -> SafeString:
 GLYPHS = {
     "sealed": ("ok", "ok"),
     "done": ("ok", "ok"),
+    "sealed, nearly empty": ("part", "warn"),
     "held": ("part", "warn"),
     "collecting": ("part", "warn"),
     "running": ("part", "warn"),

@@ -30,6 +30,7 @@ RESPONDERS = frozenset({Role.RESPONDER, Role.APPROVER, Role.ADMIN})
 APPROVERS = frozenset({Role.APPROVER})
 ADMINS = frozenset({Role.ADMIN})
 VAULT_ASKERS = frozenset({Role.RESPONDER, Role.APPROVER, Role.VAULT_OFFICER, Role.ADMIN})
+VAULT_OFFICERS = frozenset({Role.VAULT_OFFICER})
 VAULT_KEEPERS = frozenset({Role.APPROVER, Role.VAULT_OFFICER, Role.ADMIN})
 
 
@@ -177,6 +178,7 @@ PAGES: dict[str, Access] = {
     _DOSSIER: Access(MEMBERS),
     f"{_DOSSIER}/items": Access(MEMBERS),
     f"{_DOSSIER}/items/<int:item_id>": Access(MEMBERS),
+    f"{_DOSSIER}/items/<int:item_id>/read": _both(MEMBERS, VAULT_OFFICERS, turn="ask"),
     f"{_DOSSIER}/custody": Access(MEMBERS),
     f"{_DOSSIER}/bag": _do(VAULT_ASKERS),
     f"{_DOSSIER}/objects/<int:object_id>": _do(VAULT_ASKERS),
@@ -196,6 +198,7 @@ API: dict[tuple[str, str], Who] = {
     ("POST", "/runs/{run}/resume"): KEY,
     ("POST", "/runs/{run}/deletions"): KEY,
     ("GET", "/runs/{run}/wanted"): KEY,
+    ("GET", "/runs/{run}/volatile"): KEY,
     ("POST", "/runs/{run}/holds"): KEY,
     ("POST", "/runs/{run}/uploads"): KEY,
     ("PUT", "/runs/{run}/uploads/{upload}/parts/{n}"): KEY,
@@ -213,6 +216,8 @@ API: dict[tuple[str, str], Who] = {
     ("GET", "/runs/{run}/seen"): MEMBERS,
     ("GET", "/runs/{run}/goodput"): MEMBERS,
     ("GET", "/incidents/{incident_id}"): MEMBERS,
+    ("GET", "/dossiers/{dossier_id}/items/{item_id}/files"): MEMBERS,
+    ("POST", "/dossiers/{dossier_id}/items/{item_id}/read"): VAULT_OFFICERS,
     ("POST", "/incidents/{incident_id}/request"): RESPONDERS,
     ("POST", "/incidents/{incident_id}/approve"): APPROVERS,
     ("POST", "/incidents/{incident_id}/reject"): APPROVERS,

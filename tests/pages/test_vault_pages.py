@@ -30,6 +30,7 @@ def addresses(dossier):
         here,
         f"{here}/items",
         f"{here}/items/{one.item_id}",
+        f"{here}/items/{one.item_id}/read",
         f"{here}/custody",
         f"{here}/close",
         f"{here}/extend",
@@ -85,7 +86,7 @@ class TestVault:
         now = timezone.now()
         made = [Dossier(run=dossier.run, label=f"by hand {n}", opened_at=now) for n in range(300)]
         Dossier.objects.bulk_create(made)
-        with django_assert_max_num_queries(35):
+        with django_assert_max_num_queries(36):
             first = as_bob.get("/vault")
         assert "by hand 299" in text_of(first)
         older = re.search(r'href="(\?before=\d+[^"]*)"', first.content.decode())[1].replace("&amp;", "&")
@@ -138,6 +139,37 @@ class TestDossier:
         assert "stored in 1 object, 1 checked part" in words.replace("\u00a0", " ")
         assert "model.bin" in words
         assert "nothing is being retried" in words
+
+    def test_sealed_logs_with_next_to_nothing_in_them_do_not_look_like_full_ones(self, as_bob, dossier):
+        item = Item.objects.create(
+            dossier=dossier,
+            kind="rank_logs",
+            name="rank logs of old",
+            order=2,
+            state="sealed",
+            digest="0" * 64,
+            sealed_at=timezone.now(),
+        )
+        for number, size in enumerate((133, 0, 90)):
+            StoredObject.objects.create(
+                item=item,
+                path=f"rank-{number}/log",
+                key=f"k{number}",
+                bytes_total=size,
+                sha256="0" * 64,
+                stored_at=timezone.now(),
+            )
+        for address in (f"/vault/{dossier.pk}", f"/vault/{dossier.pk}/items/{item.pk}"):
+            page = as_bob.get(address)
+            said = (
+                "nearly empty: none of its 3 files has more than 133 B; look whether the ranks log elsewhere"
+            )
+            assert said in text_of(page).replace("\u00a0", " "), address
+            assert 'aria-label="sealed, nearly empty"' in page.content.decode()
+        StoredObject.objects.filter(item=item, path="rank-0/log").update(bytes_total=40_000)
+        page = text_of(as_bob.get(f"/vault/{dossier.pk}/items/{item.pk}"))
+        assert "1 of its 3 files are empty" in page.replace("\u00a0", " ")
+        assert "nearly empty" not in page
 
     def test_a_retried_item_says_how_often_and_why(self, as_bob, dossier):
         item = dossier.items.filter(kind="last_good_checkpoint").first()
