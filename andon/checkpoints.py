@@ -179,11 +179,13 @@ def commit(
     positions: Positions,
     parts: Mapping[str, Sequence[str]],
     nonfinite: Sequence[str] = (),
+    forced: bool | None = None,
 ) -> Manifest:
     """Hash every file of `parts`, check weights and moments, and write the manifest last.
 
     The check reads `.npz` and `.safetensors` files back, so what is called finite is what lies on disk. Of
-    other formats `nonfinite` says what the trainer knows to be nonfinite.
+    other formats `nonfinite` says what the trainer knows to be nonfinite. `forced`: whether the run was held
+    when the files were written; None: whether it is now.
 
     Raises:
         CheckpointError: a listed file is absent, or one of these formats cannot be read.
@@ -212,7 +214,7 @@ def commit(
         nonfinite=tuple(bad_names),
         norms=norms,
         committed_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        quarantined=directory.parent.name == QUARANTINE or is_held(directory),
+        quarantined=directory.parent.name == QUARANTINE or (is_held(directory) if forced is None else forced),
     )
     write_document(directory, MANIFEST, msgspec.to_builtins(manifest))
     return manifest

@@ -242,6 +242,7 @@ class Holder:
 
     def _leave(self, directive: dict[str, Any], step: int, key: str) -> NoReturn:
         if self.place.rank == 0:
+            self.monitor.before_leaving()  # a launcher ends this process when the others have left
             self.store.set(f"{key}/end", "exit")
         if self.place.leads:
             self._acknowledge(directive, step, "exited", list(self.place.node_ranks))

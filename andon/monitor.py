@@ -429,6 +429,9 @@ class Monitor(Posting):
         """Measure each layer's output norm in the next step. Posted with its layer rows."""
         self.norms.request_activations()
 
+    def before_leaving(self) -> None:
+        """Finish what must not be left half done; called on rank 0 while the other ranks wait on the host."""
+
     def begin_attempt(self, attempt: int) -> None:
         """Go on as another attempt of the run, after a resume in place."""
         self.place = replace(self.place, attempt=attempt)

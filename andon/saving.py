@@ -31,7 +31,7 @@ PartsOf = Callable[[Path], Mapping[str, Sequence[str]]]
 Remove = Callable[[], Iterable[Path]]
 
 OURS = {"digests": "andon-parts-", "loader": "loader-", "rng": "rng-"}  # what is written beside the trainer's
-_DRAIN_S = 600.0  # a held run waits at least as long before it leaves
+_DRAIN_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class _Saved:
     step: int
     positions: Positions
     nonfinite: tuple[str, ...]
+    forced: bool  # the run was held when it was written; it may be by the time of hashing
 
 
 class Saver:
@@ -82,7 +83,15 @@ class Saver:
             dist.barrier()
         if rank == 0:
             place = watch.place
-            saved = _Saved(directory, parts_of, place.attempt, watch.number, watch.positions(), nonfinite)
+            saved = _Saved(
+                directory,
+                parts_of,
+                attempt=place.attempt,
+                step=watch.number,
+                positions=watch.positions(),
+                nonfinite=nonfinite,
+                forced=checkpoints.is_held(directory),
+            )
             self._later(lambda: self._commit(saved))
 
     def remove(self, directories: Remove, *, then: Callable[[Path], None] = lambda _: None) -> None:
@@ -151,6 +160,7 @@ class Saver:
             positions=saved.positions,
             parts=parts,
             nonfinite=saved.nonfinite,
+            forced=saved.forced,
         )
         event = manifest.event(directory)
         if not manifest.quarantined:

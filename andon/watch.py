@@ -48,6 +48,8 @@ __all__ = ["BatchFacts", "Watch", "watch"]
 CHECKSUM_STEPS = 1000
 TWIN_STEPS = 1000
 
+LEAVING_S = 45.0  # the other ranks wait as long for rank 0's word, and somewhat longer (andon/holding.py)
+
 DECLARED_FIRST = "first_nonfinite"  # the policy mode that lets a bad step run again
 
 
@@ -288,7 +290,6 @@ class Watch(Monitor):
             SystemExit: 93. Returns when a permit lets the ranks go on in place.
         """
         step = self.number - 1 if undone and not self.deferred else self.number
-        self.saver.drain()  # a checkpoint without its manifest is none to go back to
         self.flush()
         # A collective again, but no step follows: what is called finite must be so on every rank.
         state_bad = reduce(StateAfter.measure(self.norms, self.optimizer, step, None).bad.double())
@@ -308,6 +309,10 @@ class Watch(Monitor):
         self._held = True
         self.holder.hold(self.number, own_decision=reason)
         self._held = False
+
+    def before_leaving(self) -> None:
+        """Let the last checkpoint get its manifest: without it, it is none to go back to."""
+        self.saver.drain(LEAVING_S)
 
     # --- restoring
 
@@ -357,8 +362,8 @@ class Watch(Monitor):
         self._closed = True
         if not self._held:  # a held rank flushed before, and leaves without meeting the others again
             self.settle()
-            self.saver.drain()
             self.flush()
+            self.saver.drain()  # after all that the ranks do together: none waits for the other's hashing
             if self.place.rank == 0:
                 self.post([{"type": "attempt.exited", "step": self.number, "data": {"exit_code": 0}}])
         super().close()

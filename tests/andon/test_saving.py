@@ -3,12 +3,14 @@
 import importlib.util
 import json
 import struct
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from andon import hold
 from andon.checkpoint_states import state_of
 from andon.checkpoints import CheckpointError, commit, verify
 from andon.checkpoints import Positions as At
@@ -157,6 +159,26 @@ class TestSaver:
         assert monitor.saver.drain(60)
         assert "gone.pt" in capsys.readouterr().out
         assert state_of(tmp_path / "run" / "two")[0] == "verified"
+
+    def test_a_save_from_before_the_hold_is_finished_before_the_ranks_leave(self, monitor, tmp_path):
+        """Its hashing began late; what counts is when it was written."""
+        directory, held = tmp_path / "run" / "one", tmp_path / "run" / hold.FILE_NAME
+        directory.mkdir(parents=True)
+        (directory / "model.pt").write_bytes(b"weights")
+
+        def parts_of(one):
+            until = time.monotonic() + 30
+            while not held.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            return files_of(one, [("*.pt", "weights")], rest="other")
+
+        monitor.save(directory, parts_of)
+        with pytest.raises(SystemExit) as left:
+            monitor.hold("a reason of its own")
+        assert left.value.code == hold.EXIT_HELD
+        assert held.exists()
+        assert state_of(directory) == ("verified", "")
+        assert not verify(directory).quarantined
 
     def test_nothing_is_deleted_without_a_yes(self, monitor, listener, tmp_path):
         directories = [tmp_path / "run" / name for name in ("one", "two")]

@@ -45,9 +45,9 @@ def _said(event: Posted, good: str, bad: str, what: str) -> list[Fact]:
     verdict = _verdict(event.data)
     if verdict is None:
         return []
-    return [
-        Fact(id=event.id, kind=good if verdict else bad, text=f"{what}: {'passed' if verdict else 'failed'}")
-    ]
+    said = "" if verdict else str(event.data.get("detail") or "")[:160]
+    text = f"{what}: {'passed' if verdict else 'failed'}{f' ({said})' if said else ''}"
+    return [Fact(id=event.id, kind=good if verdict else bad, text=text)]
 
 
 def _verdict(data: dict[str, Any]) -> bool | None:
