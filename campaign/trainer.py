@@ -107,7 +107,7 @@ class Trainer:
             self.scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, growth_interval=1000)
         readers = 2 if self.stage is not None else RANKS  # both stages of a pipeline know the batch
         self.loader = Loader(
-            size=1_000_000,
+            size=20_000,
             seed=3,
             global_batch=readers * SAMPLES * self.micro_batches,
             rank=around.rank % readers,
