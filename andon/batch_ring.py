@@ -8,7 +8,7 @@ with the halt snapshot and posted with the bad step.
 import hashlib
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,10 @@ class BatchFacts:
     tokens: tuple[int, ...] = ()
     invalid_ids: tuple[int, ...] = ()
     loader: dict[str, Any] = field(default_factory=dict)
+
+
+NOT_TOLD = BatchFacts()
+_FIELDS = tuple(one.name for one in fields(BatchFacts))
 
 
 def describe(
@@ -137,7 +141,8 @@ def event_data(batch: BatchFacts) -> dict[str, Any]:
 
 def _told(batch: BatchFacts) -> dict[str, Any]:
     told = {}
-    for field_name, value in asdict(batch).items():
+    for field_name in _FIELDS:
+        value = getattr(batch, field_name)
         name = "samples" if field_name == "names" else field_name  # as the wire has it
         if isinstance(value, Sequence):
             if value:

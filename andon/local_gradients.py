@@ -1,7 +1,10 @@
 """Where a rank's own gradients are complete and not yet shared, for each kind of data parallelism.
 
-- DDP: in the communication hook, bucket by bucket, before the all-reduce
-  (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html).
+- DDP on a device: in the communication hook, bucket by bucket, before the all-reduce
+  (https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html): one kernel for a bucket.
+- DDP on the host: in a hook of each parameter, which runs when its gradient is complete, before DDP's
+  own puts it into a bucket. There a gradient is read while it still lies in the cache, and DDP divides
+  by the world size while it copies; a communication hook has to do that in a pass of its own.
 - FSDP2 (`fully_shard`): on the unsharded parameter, whose hook runs before the reduce-scatter. After
   it, an Inf of rank 3 would show only on the rank that owns the slice.
 - A plain loop: by a call, `observe()`, between `backward` and the loop's own reduce; with one rank, or
@@ -53,6 +56,12 @@ def norms_of(tensors: Sequence[Tensor]) -> list[Tensor]:
     return norms
 
 
+def norm_of(tensor: Tensor) -> Tensor:
+    """Return the L2 norm of one tensor, on its device, in float32 or better."""
+    norm: Tensor = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return norm
+
+
 def replicas_of(parameter: Tensor, default: int) -> int:
     """Return how many ranks hold the same part of a parameter."""
     if not isinstance(parameter, DTensor):
@@ -80,7 +89,7 @@ def attach(norms: "LocalNorms", *, replicas: int | None, then: tuple[Any, Any] |
         # Taking shared gradients for a rank's own would name the wrong rank.
         replicas = dist.get_world_size() if dist.is_initialized() else 1
     if norms.kind == "ddp":
-        return DdpGradients(norms, then)
+        return HostDdpGradients(norms) if norms.on_host and then is None else DdpGradients(norms, then)
     if norms.kind == "fsdp2":
         return UnshardedGradients(norms)
     if norms.kind == "plain":
@@ -127,6 +136,44 @@ class DdpGradients:
         return total
 
 
+class HostDdpGradients:
+    """Sees each parameter's gradient, summed over the micro-batches of a step, before DDP does.
+
+    Only in the backward whose gradients are reduced: those before it run under `no_sync`. A communication
+    hook of the loop's own is not in the way.
+    """
+
+    def __init__(self, norms: "LocalNorms") -> None:
+        self._norms = norms
+        self._seen: dict[int, Tensor] = {}  # by the parameter's place in the order of layers
+        self.replicas = dist.get_world_size(norms.model.process_group)
+        self.last_bucket: Any = lambda: None  # called when a rank's own backward may be over
+        for index, parameter in enumerate(norms.flat):
+            parameter.register_post_accumulate_grad_hook(self._hook_of(index, parameter.dtype))
+
+    def _hook_of(self, index: int, kind: torch.dtype) -> Any:
+        norms, model, seen = self._norms, self._norms.model, self._seen
+        wider = torch.promote_types(kind, torch.float32)
+        options = {} if wider == kind else {"dtype": wider}
+        norm = torch.linalg.vector_norm
+
+        def hook(parameter: Tensor) -> None:
+            if parameter.grad is not None and model.require_backward_grad_sync and not norms.paused:
+                seen[index] = norm(parameter.grad, **options)
+                self.last_bucket()
+
+        return hook
+
+    def take(self) -> Tensor | None:
+        """Return what the hooks of this step saw."""
+        if not self._seen:
+            return None
+        layers = [self._norms.owner[index] for index in self._seen]
+        total = self._norms.per_layer(list(self._seen.values()), layers)
+        self._seen.clear()
+        return total
+
+
 class UnshardedGradients:
     """Sees each parameter's whole gradient on this rank before FSDP2 scatters it.
 
@@ -166,9 +213,7 @@ class UnshardedGradients:
                 self.observer(layer, name, gradient)
             if self._norms.paused:
                 return
-            norm = torch.linalg.vector_norm(
-                gradient, dtype=torch.promote_types(gradient.dtype, torch.float32)
-            )
+            norm = norm_of(gradient)
             before = self._squares.get((layer, name))
             if before is not None:
                 norm = torch.where(torch.isfinite(before), norm, before)

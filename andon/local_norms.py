@@ -8,8 +8,10 @@ All flags and norms stay tensors on the device; whoever reads a step moves them 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -24,14 +26,13 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")  # of torch.compile an
 View = Literal["local", "reduced"]
 
 
-@dataclass(frozen=True)
-class LocalReading:
+class LocalReading(msgspec.Struct, frozen=True):
     """One step of one rank. `layers` gives the order of the arrays, which is the order of registration.
 
     Attributes:
         grad_norm: L2 over all parameters of this rank's own gradient (unscaled, before clipping); NaN or
             inf if it is. Under view "reduced" it is NaN and was not measured.
-        layer_grad_norm: float64, one per layer.
+        layer_squares: of each layer's gradient, as it was scaled by `scale`; None: not measured.
         layer_bits: int64, one per layer: BIT_FORWARD (its output), BIT_LOCAL_GRADIENT.
         bits: the layers' bits joined.
         view: "reduced" where this rank's own gradients could not be seen: nothing here names a rank.
@@ -39,11 +40,19 @@ class LocalReading:
     """
 
     grad_norm: float
-    layer_grad_norm: np.ndarray
+    layer_squares: Sequence[float] | None
+    scale: float
     layer_bits: np.ndarray
     bits: int
     view: View = "local"
     activations: np.ndarray | None = None
+
+    @property
+    def layer_grad_norm(self) -> np.ndarray:
+        """float64, one per layer."""
+        if self.layer_squares is None:
+            return np.full(len(self.layer_bits), math.nan)
+        return np.sqrt(self.layer_squares) / self.scale
 
 
 class LocalNorms:
@@ -55,7 +64,8 @@ class LocalNorms:
             without it a rank is named by its loss, and the layer by running the step again.
         replicas: how many ranks hold the same parameters where the wrapper does not say: a plain loop's
             data-parallel size. None: all ranks. With 1 nobody shares gradients: they are local at any time.
-        then: DDP only: a communication hook of your own `(state, hook)` that does the reduce.
+        then: DDP only: a communication hook of your own `(state, hook)` that does the reduce. On the host it
+            may as well be registered with DDP itself.
     """
 
     def __init__(
@@ -74,26 +84,28 @@ class LocalNorms:
         self.modules: dict[str, nn.Module] = {}
         self.layer_of: dict[int, int] = {}
         for name, part in module.named_modules(remove_duplicate=True):
-            own = [p for p in part.parameters(recurse=False) if p.requires_grad]
+            # A tied parameter counts once, for the layer that registered it first.
+            every = part.parameters(recurse=False)
+            own = [p for p in every if p.requires_grad and id(p) not in self.layer_of]
             if not own:
                 continue
             index = len(self.parameters)
             layer = plain_name(name) or "model"
             self.parameters[layer] = own
             self.modules[layer] = part
-            for parameter in own:
-                # A tied parameter counts for the layer that registered it first.
-                self.layer_of.setdefault(id(parameter), index)
+            self.layer_of.update((id(parameter), index) for parameter in own)
             if forward:
                 part.register_forward_hook(self._forward_hook(index))
         self.layers = list(self.parameters)
         if forward and self.layers and "model" not in self.parameters:
             # What is computed behind the last layer is this rank's too, before the next stage has it.
             module.register_forward_hook(self._forward_hook(len(self.layers) - 1))
-        self._flat = [p for own in self.parameters.values() for p in own]
-        self._owner = [i for i, own in enumerate(self.parameters.values()) for _ in own]
-        self.device = self._flat[0].device if self._flat else torch.device("cpu")
+        self.flat = [p for own in self.parameters.values() for p in own]
+        self.owner = [i for i, own in enumerate(self.parameters.values()) for _ in own]
+        self.device = self.flat[0].device if self.flat else torch.device("cpu")
+        self.on_host = self.device.type == "cpu"
         self._indexes: dict[tuple[int, ...], Tensor] = {}
+        self._empty = torch.zeros(len(self.layers), dtype=torch.float64, device=self.device)
         self._forward_bad: list[list[Tensor]] = [[] for _ in self.layers]
         self._activation: list[list[Tensor]] = [[] for _ in self.layers]
         self._handles: list[Any] = []
@@ -141,10 +153,9 @@ class LocalNorms:
 
     def per_layer(self, norms: Sequence[Tensor], layers: Sequence[int]) -> Tensor:
         """Return the sum of squares per layer, float64 on the device, of norms in these layers."""
-        total = torch.zeros(len(self.layers), dtype=torch.float64, device=self.device)
         if not norms:
-            return total
-        return total.index_add_(0, self.index_of(layers), torch.stack(list(norms)).double().square())
+            return self._empty
+        return self._empty.index_add(0, self.index_of(layers), torch.stack(tuple(norms)).double().square())
 
     def index_of(self, layers: Sequence[int]) -> Tensor:
         """Return layer numbers on the device. Kept, since copying them there would wait for the device."""
@@ -155,11 +166,11 @@ class LocalNorms:
 
     def own_squares(self) -> Tensor:
         """Return the sum of squares per layer of the gradients as they lie in `.grad` now."""
-        return self.layer_squares([p.grad for p in self._flat], self._owner)
+        return self.layer_squares([p.grad for p in self.flat], self.owner)
 
     def own_square(self) -> Tensor:
         """Return the sum of squares of all gradients as they lie in `.grad` now: one number on the device."""
-        norms = norms_of([local_of(p.grad) for p in self._flat if p.grad is not None])
+        norms = norms_of([local_of(p.grad) for p in self.flat if p.grad is not None])
         if not norms:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         return torch.stack(norms).double().square().sum()
@@ -167,9 +178,9 @@ class LocalNorms:
     def take(self) -> "Taken":
         """Return what this step saw, on the device, and start anew. Call after `backward`."""
         squares = self.gradients.take()
-        false = torch.zeros((), dtype=torch.bool, device=self.device)
         forward = None
         if any(self._forward_bad):
+            false = torch.zeros((), dtype=torch.bool, device=self.device)
             forward = torch.stack([torch.stack(f).any() if f else false for f in self._forward_bad])
         activations = None
         if any(self._activation):
@@ -188,20 +199,20 @@ class LocalNorms:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def weights(self) -> list[Tensor]:
         """Return a copy of this rank's part of every parameter, to measure an update by."""
-        return [local_of(p.detach()).clone() for p in self._flat]
+        return [local_of(p.detach()).clone() for p in self.flat]
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def weight_squares(self) -> Tensor:
         """Return float64 of shape (layers,): the sum of squares of this rank's part of each layer."""
-        return self.layer_squares([p.detach() for p in self._flat], self._owner)
+        return self.layer_squares([p.detach() for p in self.flat], self.owner)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def update_squares(self, before: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Return, per layer, the sums of squares of W − before and of `before`."""
-        size = self.layer_squares(before, self._owner)
-        now = [local_of(p.detach()) for p in self._flat]
+        size = self.layer_squares(before, self.owner)
+        now = [local_of(p.detach()) for p in self.flat]
         moved = torch._foreach_sub(now, before)
-        return self.layer_squares(moved, self._owner), size
+        return self.layer_squares(moved, self.owner), size
 
     @property
     def sharded(self) -> bool:
@@ -218,38 +229,46 @@ class Taken:
     activations: Tensor | None
 
     @property
-    def bad(self) -> Tensor | None:
-        """Whether anything here is nonfinite, a bool on the device; None when nothing was measured."""
-        found = None if self.squares is None else ~torch.isfinite(self.squares).all()
+    def own(self) -> Tensor | None:
+        """A float64 on the device, nonfinite where anything here is; None when nothing was measured."""
+        # Squares of what float32 can hold do not overflow a sum in float64.
+        found = None if self.squares is None else self.squares.sum()
         if self.forward is not None:
-            found = self.forward.any() if found is None else found | self.forward.any()
+            nothing = torch.zeros((), dtype=torch.float64, device=self.forward.device)
+            flag = torch.where(self.forward.any(), nothing + math.nan, nothing)
+            found = flag if found is None else found + flag
         return found
 
 
 def reading(
-    squares: np.ndarray | None,
-    forward: np.ndarray | None,
+    squares: Sequence[float] | None,
+    forward: Sequence[float] | None,
     activations: np.ndarray | None,
     *,
     layers: int,
     scale: float = 1.0,
 ) -> LocalReading:
-    """Return the reading of host arrays; gradients are divided by an fp16 loss scale."""
-    bits = np.zeros(layers, np.int64)
-    if squares is not None and forward is None and np.isfinite(whole := float(squares.sum())):
-        # As nearly always: nothing is wrong.
-        return LocalReading(math.sqrt(whole) / scale, np.sqrt(squares) / scale, bits, 0, "local", activations)
-    if forward is not None:
-        bits |= forward.astype(np.int64) * BIT_FORWARD
+    """Return the reading of what arrived on the host, a value per layer; `scale` is an fp16 loss scale."""
     if squares is None:
-        norms, total = np.full(layers, np.nan), float("nan")
+        norm, bits = math.nan, _no_bits(layers)
     else:
-        bits |= (~np.isfinite(squares)).astype(np.int64) * BIT_LOCAL_GRADIENT
-        with np.errstate(invalid="ignore", over="ignore"):
-            norms = np.sqrt(squares) / scale
-            total = float(np.sqrt(squares.sum())) / scale
-    joined = int(np.bitwise_or.reduce(bits)) if layers else 0
-    return LocalReading(total, norms, bits, joined, "reduced" if squares is None else "local", activations)
+        total = sum(squares)
+        norm = math.sqrt(total) / scale
+        bits = _no_bits(layers)
+        if not math.isfinite(total):
+            bits = (~np.isfinite(squares)).astype(np.int64) * BIT_LOCAL_GRADIENT
+    if forward is not None:
+        bits = bits | np.array(forward, np.int64) * BIT_FORWARD
+    joined = 0 if bits is _no_bits(layers) else int(np.bitwise_or.reduce(bits))
+    view: View = "reduced" if squares is None else "local"
+    return LocalReading(norm, squares, scale, bits, joined, view, activations)
+
+
+@cache
+def _no_bits(layers: int) -> np.ndarray:
+    bits = np.zeros(layers, np.int64)
+    bits.flags.writeable = False
+    return bits
 
 
 def float_tensors(output: Any) -> list[Tensor]:

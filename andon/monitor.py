@@ -13,6 +13,7 @@ or gone never slows a step; the trainer's own guard, where it is on, needs no se
 `andon.watch.watch` makes one of these and runs the optimizer too: three lines in a training loop.
 """
 
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -20,7 +21,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +31,13 @@ from andon.monitor_decide import Agreed, Decider, Guard
 from andon.monitor_posting import Posting
 from andon.monitor_posts import Place, StepFacts
 from andon.monitor_reduce import (
+    Constants,
     Later,
     Pack,
     Sums,
     Unpacked,
     fuse,
+    own_values,
     read_now,
     reduce,
     set_found_inf,
@@ -132,6 +134,8 @@ class Monitor(Posting):
         self._facts: dict[int, StepFacts] = {}
         self._flush_due = False
         self._suspect = False
+        self._constants = Constants(norms.device)
+        self._well = torch.zeros(1, dtype=torch.float64, device=norms.device)
 
     def _decider(self, guard: Guard, first_step: int | None, scale: float | None) -> Decider:
         return Decider(
@@ -178,22 +182,22 @@ class Monitor(Posting):
             self.times.local()
         taken = self.norms.take()
         scale = self._scale()
-        divide = 1.0 if scale is None else scale.double()
         if taken.squares is not None and self.norms.kind == "plain" and self.norms.gradients.replicas == 1:
             reduced = taken.squares.sum()
         else:
             reduced = self.norms.own_square()
-        bad = taken.bad
+        share = reduced / self.norms.gradients.replicas
+        if scale is not None:
+            share = share / scale.double().square()
         if self._before is None and step % self.interval_steps == 0:
             self._before = self.norms.weights()
+        after, self._after = self._after, None
+        ordered = self.place.rank == 0 and self._told_to_hold()
+        values = own_values(loss_sum, tokens, share, taken.own)
         fused = fuse(
-            loss_sum=loss_sum,
-            tokens=tokens,
-            bad=bad,
-            order=HOLD if self.place.rank == 0 and self._told_to_hold() else CONTINUE,
-            grad_squares=reduced / (divide * divide) / self.norms.gradients.replicas,
-            state_bad=self._after.bad if self._after is not None else None,
-            suspect=self._suspect,
+            values,
+            self._well if after is None else after.bad.double().reshape(1),
+            self._constants.of(HOLD if ordered else CONTINUE, int(self._suspect)),
         )
         self._suspect = False
         self.times.meeting()
@@ -201,14 +205,12 @@ class Monitor(Posting):
         self.times.reduced()
         pack = Pack()
         pack.add("sums", fused)
-        pack.add("loss", loss_sum)
-        pack.add("reduced", reduced)
+        pack.add("values", values)
         pack.add("scale", scale)
         pack.add("squares", taken.squares)
         pack.add("forward", taken.forward)
         pack.add("activations", taken.activations)
         pack.add("micro_losses", micro_losses)
-        after, self._after = self._after, None
         if after is not None:
             after.pack(pack)
         pending = Pending(step, tokens, loss_sum is not None, after, self.times.last)
@@ -230,8 +232,8 @@ class Monitor(Posting):
     def _settle(self, pending: Pending, host: Unpacked) -> Agreement:
         """Decide a step from what arrived on the host."""
         sums = host.sums
-        scale = host.number("scale", float("nan"))
-        loss_scale = None if np.isnan(scale) else scale
+        scale = host.number("scale", math.nan)
+        loss_scale = None if math.isnan(scale) else scale
         if pending.after is not None:
             self._flush_due |= self.rows.add_layers(pending.after, host)
         decision = self.decider.decide(
@@ -249,7 +251,7 @@ class Monitor(Posting):
         if self._before is None and (sums.nonfinite_ranks or sums.reduced_ranks) and not self.deferred:
             self._before = self.norms.weights()
         compute_s, wait_s = self.times.seconds(pending.times)
-        own = host.number("loss", float("nan"))
+        own, _, share, _ = host.values["values"]
         return Agreement(
             step=pending.step,
             loss=sums.loss,
@@ -261,30 +263,29 @@ class Monitor(Posting):
             halt=decision.halt,
             decision=decision,
             reading=reading(
-                host.array("squares"),
-                host.array("forward"),
+                host.values.get("squares"),
+                host.values.get("forward"),
                 host.array("activations"),
                 layers=len(self.norms.layers),
                 scale=loss_scale or 1.0,
             ),
-            grad_norm=self._grad_norm(sums, host),
+            grad_norm=self._grad_norm(sums, share),
             loss_scale=loss_scale,
-            local_loss=own / pending.tokens if pending.tokens else float("nan"),
+            local_loss=own / pending.tokens if pending.tokens else math.nan,
             tokens=pending.tokens,
             total_tokens=round(sums.tokens),
             # A rank whose samples hold no token has no mean; a nonfinite sum is told all the same.
-            measured=pending.measured and (pending.tokens > 0 or not np.isfinite(own)),
+            measured=pending.measured and (pending.tokens > 0 or not math.isfinite(own)),
             compute_s=compute_s,
             wait_s=wait_s,
             micro_batch=first_bad(host.array("micro_losses")),
         )
 
-    def _grad_norm(self, sums: Sums, host: Unpacked) -> float:
-        own = host.number("reduced", float("nan"))
+    def _grad_norm(self, sums: Sums, share: float) -> float:
         # Nonfinite slices were left out of the sum, and another rank's are not known here.
-        if not np.isfinite(own) or (self.norms.sharded and sums.reduced_ranks):
-            return float("nan")
-        return float(np.sqrt(sums.grad_squares))
+        if not math.isfinite(share) or (self.norms.sharded and sums.reduced_ranks):
+            return math.nan
+        return math.sqrt(sums.grad_squares)
 
     def _scale(self) -> Tensor | None:
         """Return the loss scale on the device; `get_scale` would wait for it."""
@@ -345,7 +346,8 @@ class Monitor(Posting):
                     mode=self.mode,
                     policy_modes=dict(self.policy.modes),
                     directive_seq=directive.get("seq") if directive else None,
-                )
+                ),
+                urgent=agreed.bad or agreed.halt,
             )
         self._flush_due |= agreed.bad or agreed.halt
 
@@ -364,7 +366,7 @@ class Monitor(Posting):
             if self.sender is None:
                 continue
             if isinstance(what, list):
-                self.post(what)
+                self.post(what, urgent=True)
             else:
                 self._post_frame(what)
 

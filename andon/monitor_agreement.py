@@ -1,7 +1,6 @@
 """What all ranks agreed on in one step."""
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from andon.local_norms import LocalNorms, LocalReading, reading
@@ -10,8 +9,7 @@ from andon.monitor_rows import StateAfter
 from andon.step_times import Mark
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """What all ranks agreed on in one step.
 
     Attributes:
@@ -56,8 +54,7 @@ class Agreement:
         return self.nonfinite_ranks > 0 or self.reduced_ranks > 0
 
 
-@dataclass(frozen=True)
-class Pending:
+class Pending(msgspec.Struct, frozen=True):
     """A step whose numbers are on their way to the host."""
 
     step: int

@@ -7,8 +7,9 @@ the server can recompute each verdict and say when it would have decided otherwi
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Literal
+
+import msgspec
 
 from andon.detect.finding import Finding
 from andon.detect.skips import SkipClass, SkipCounter, StepSeen
@@ -22,8 +23,7 @@ Guard = Literal["off", "skip"]
 Kind = Literal["ok", "skip", "halt"]
 
 
-@dataclass(frozen=True)
-class Agreed:
+class Agreed(msgspec.Struct, frozen=True):
     """The reduced numbers of one step; equal on every rank.
 
     Attributes:
@@ -47,8 +47,7 @@ class Agreed:
     loss_scale: float | None = None
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """What all ranks do with a step.
 
     Attributes:

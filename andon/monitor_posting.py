@@ -18,8 +18,9 @@ class Posting:
         self.outbox = Outbox(sender) if sender is not None and background else None
         self._heartbeat_at = 0.0
 
-    def post(self, events: list[dict[str, Any]]) -> None:
-        """Post events of this attempt; nothing on ranks that lead no node."""
+    def post(self, events: list[dict[str, Any]], *, urgent: bool = False) -> None:
+        """Post events of this attempt; nothing on ranks that lead no node. Healthy steps and heartbeats leave
+        once a second, what is `urgent` or happens once at once, with all that was posted before it."""
         if self.sender is None or not events:
             return
         now_ns = time.time_ns()
@@ -27,7 +28,7 @@ class Posting:
             {"attempt": self.place.attempt, "time": now_ns, "node": self.place.node, **e} for e in events
         ]
         if self.outbox is not None:
-            self.outbox.events(stamped)
+            self.outbox.events(stamped, urgent=urgent)
         else:
             self.sender.send_events(stamped)
 

@@ -2,9 +2,10 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from andon.batch_ring import BatchFacts, event_data
@@ -32,8 +33,7 @@ class Place:
         return self.rank == min(self.node_ranks)
 
 
-@dataclass(frozen=True)
-class StepFacts:
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the loop knows when a step is over. `grad_norm` is global, after the reduce, before clipping;
     None: take the monitor's own."""
 
@@ -46,7 +46,7 @@ class StepFacts:
     optimizer_step: int
     schedule_position: int
     batch: BatchFacts
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = {}
 
 
 def batch_event(rank: int, step: int, batch: BatchFacts, time_ns: int) -> dict[str, Any]:

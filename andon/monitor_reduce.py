@@ -1,8 +1,8 @@
 """The one fused SUM of a step, and the one transfer to the host.
 
-    [Σ loss·tokens, Σ tokens, ranks with a nonfinite bit of their own, rank 0's order,
-     ranks with a nonfinite loss, ranks with a nonfinite reduced gradient, Σ squares of the reduced
-     gradient, ranks with nonfinite weights or moments, ranks in suspicion]
+A rank's summands (`FIELDS`): Σ loss·tokens, Σ tokens and Σ squares of the reduced gradient; whether its
+loss, its reduced gradient, or anything of its own was nonfinite; whether its weights or moments are;
+rank 0's order; a suspicion.
 
 Nonfinite values are replaced by 0 before the sum and travel in the counts, because what a reduction
 does with a NaN depends on backend and rank. Whatever else this rank wants to know (its own layers'
@@ -12,83 +12,105 @@ Where the optimizer takes `found_inf` on the device, nobody on the host needs th
 update: `Later` reads it one step later, when it has long arrived, and the step costs no host sync.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-FIELDS = (
-    "loss_sum",
-    "tokens",
-    "nonfinite_ranks",
-    "orders",
-    "nonfinite_losses",
-    "reduced_ranks",
-    "grad_squares",
-    "state_ranks",
-    "suspects",
-)
+VALUES = ("loss_sum", "tokens", "grad_squares", "own")  # what one rank measured
+FLAGS = ("nonfinite_losses", "untold", "reduced_ranks", "nonfinite_ranks")  # where a value was nonfinite
+FIELDS = (*VALUES, *FLAGS, "state_ranks", "orders", "suspects")
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
     """The fused sum on the host; equal on every rank."""
 
     loss_sum: float
     tokens: float
+    grad_squares: float
     nonfinite_ranks: int
     orders: int
     nonfinite_losses: int
     reduced_ranks: int
-    grad_squares: float
     state_ranks: int
     suspects: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Sums":
+        """Return the sums in the order of `FIELDS`."""
+        loss_sum, tokens, grad_squares, _, losses, _, reduced, nonfinite, state, orders, suspects = values
+        return cls(
+            loss_sum=loss_sum,
+            tokens=tokens,
+            grad_squares=grad_squares,
+            nonfinite_ranks=round(nonfinite),
+            orders=round(orders),
+            nonfinite_losses=round(losses),
+            reduced_ranks=round(reduced),
+            state_ranks=round(state),
+            suspects=round(suspects),
+        )
 
     @property
     def loss(self) -> float:
         """Token-weighted mean over the ranks whose loss was finite; NaN when none had one."""
-        return self.loss_sum / self.tokens if self.tokens else float("nan")
+        return self.loss_sum / self.tokens if self.tokens else math.nan
 
 
-def fuse(
-    *,
-    loss_sum: Tensor | None,
-    tokens: int,
-    bad: Tensor | None,
-    order: int,
-    grad_squares: Tensor,
-    state_bad: Tensor | None,
-    suspect: bool = False,
-) -> Tensor:
-    """Return this rank's summands, float64 of shape (9,) on the device.
+class Constants:
+    """Small numbers of the host as a tensor, put there again only when they change.
+
+    By kernels that carry them in their arguments: a copy to a device would be waited for.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._values: tuple[float, ...] | None = None
+        self._tensor = torch.zeros(0)
+
+    def of(self, *values: float) -> Tensor:
+        """Return them as float64."""
+        if values != self._values:
+            parts = [torch.full((1,), value, dtype=torch.float64, device=self._device) for value in values]
+            self._values, self._tensor = values, torch.cat(parts)
+        return self._tensor
+
+
+def own_values(loss_sum: Tensor | None, tokens: int, grad_squares: Tensor, own: Tensor | None) -> Tensor:
+    """Return what this rank measured, float64 in the order of `VALUES`.
 
     `loss_sum` is None on a pipeline stage without loss, which then weighs nothing. `grad_squares` is
     this rank's share of the squared gradient norm after the reduce, so that shards and replicas alike
-    add up to the whole. `suspect`: a replica check or twin step named a rank of this one's group.
+    add up to the whole. `own` is any number that is nonfinite where something of this rank alone is,
+    a float64 as the others; so is the fourth value here, and it means nothing else.
     """
-    zero = torch.zeros((), dtype=torch.float64, device=grad_squares.device)
-    total = zero if loss_sum is None else loss_sum.detach().double()
-    loss_bad = ~torch.isfinite(total)
-    counted = ~loss_bad & (loss_sum is not None and tokens > 0)
-    gradient_bad = ~torch.isfinite(grad_squares)
-    own_bad = loss_bad if bad is None else loss_bad | bad
-    return torch.stack(
-        (
-            torch.where(counted, total, zero),
-            torch.where(counted, zero + tokens, zero),
-            own_bad.double(),
-            zero + order,
-            loss_bad.double(),
-            gradient_bad.double(),
-            torch.where(gradient_bad, zero, grad_squares.double()),
-            zero if state_bad is None else state_bad.double(),
-            zero + int(suspect),
-        )
-    )
+    if loss_sum is None:
+        loss = weight = torch.zeros_like(grad_squares)
+    else:
+        loss = loss_sum.detach().double()
+        nothing = loss * 0  # of a nonfinite loss, NaN
+        weight = nothing + tokens
+        if not tokens:
+            loss = nothing
+    return torch.stack((loss, weight, grad_squares, loss if own is None else loss + own))
+
+
+def fuse(values: Tensor, state_bad: Tensor, constants: Tensor) -> Tensor:
+    """Return this rank's summands in the order of `FIELDS`.
+
+    Args:
+        values: of `own_values`.
+        state_bad: float64 (1,): 1 where weights or moments of an earlier step were nonfinite.
+        constants: float64 (2,): rank 0's order; 1 where a replica check or twin step named a rank of
+            this one's group.
+    """
+    finite = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    return torch.cat((finite, (finite != values).double(), state_bad, constants))
 
 
 def reduce(fused: Tensor, group: Any = None) -> Tensor:
@@ -108,44 +130,43 @@ class Pack:
     def add(self, name: str, tensor: Tensor | None) -> None:
         """Take a tensor of at most one dimension along; None is left out."""
         if tensor is not None:
-            flat = tensor.detach().double().reshape(-1)
+            flat = tensor if tensor.dim() and tensor.dtype == torch.float64 else tensor.double().reshape(-1)
             self._names.append((name, flat.numel()))
             self._parts.append(flat)
 
     def tensor(self) -> Tensor:
         """Return everything as one float64 vector on the device."""
-        return torch.cat(self._parts)
+        return torch.cat(self._parts).detach()
 
-    def unpack(self, values: Sequence[float] | np.ndarray) -> "Unpacked":
+    def unpack(self, values: list[float]) -> "Unpacked":
         """Split the vector on the host again."""
-        array, found, at = np.asarray(values, np.float64), {}, 0
+        found, at = {}, 0
         for name, count in self._names:
-            found[name] = array[at : at + count]
+            found[name] = values[at : at + count]
             at += count
         return Unpacked(found)
 
 
-@dataclass(frozen=True)
 class Unpacked:
     """What arrived on the host, by name."""
 
-    values: dict[str, np.ndarray]
+    def __init__(self, values: dict[str, list[float]]) -> None:
+        self.values = values
 
     def array(self, name: str) -> np.ndarray | None:
         """Return a part, None when it was not measured."""
-        return self.values.get(name)
+        part = self.values.get(name)
+        return None if part is None else np.array(part, np.float64)
 
     def number(self, name: str, default: float) -> float:
         """Return a part of one value."""
         part = self.values.get(name)
-        return default if part is None else float(part[0])
+        return default if part is None else part[0]
 
     @property
     def sums(self) -> Sums:
         """The fused sum."""
-        named = dict(zip(FIELDS, self.values["sums"].tolist(), strict=True))
-        floats = {name: named.pop(name) for name in ("loss_sum", "tokens", "grad_squares")}
-        return Sums(**floats, **{name: round(count) for name, count in named.items()})
+        return Sums.of(self.values["sums"])
 
 
 def read_now(pack: Pack) -> Unpacked:
@@ -178,7 +199,7 @@ class Later:
         """Return the values of the step they were packed in."""
         if self._event is not None:
             self._event.synchronize()
-        return self._pack.unpack(self._host)
+        return self._pack.unpack(self._host.tolist())
 
 
 def takes_found_inf(optimizer: torch.optim.Optimizer) -> bool:

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from andon.batch_ring import NOT_TOLD, BatchFacts
 from andon.local_gradients import local_of, norms_of
 from andon.local_norms import (
     BIT_FORWARD,
@@ -88,6 +89,7 @@ class Rows:
         self._rank: list[dict[str, Any]] = []
         self._layer: list[dict[str, Any]] = []
         self._events: list[dict[str, Any]] = []
+        self._batches: list[tuple[int, BatchFacts, int]] = []  # step, what was read, when
         self._waiting: dict[int, Agreement] = {}  # their layers' weights are still on the device
         # Bit and micro-batch of a bad step's first nonfinite tensor, until its row is written.
         self._first: dict[int, tuple[int, int | None]] = {}
@@ -109,7 +111,7 @@ class Rows:
         if after is not None:
             if after.number("after_moments", 0.0):
                 shared |= BIT_OPTIMIZER
-            if not np.isfinite(after.values["after_weight"]).all():
+            if not np.isfinite(after.array("after_weight")).all():
                 shared |= BIT_WEIGHT
         bits = agreed.reading.bits | shared
         first_bit, micro_batch = self._first.pop(facts.step, (0, agreed.micro_batch))
@@ -135,7 +137,8 @@ class Rows:
                 "tokens": agreed.tokens,
             }
         )
-        self._events.append(batch_event(self.place.rank, facts.step, facts.batch, now_ns))
+        if facts.batch != NOT_TOLD:
+            self._batches.append((facts.step, facts.batch, now_ns))
         if after is not None:
             self._layers(agreed, after)
         elif layers_later:
@@ -160,10 +163,11 @@ class Rows:
         norms = ratios = None
         if host is not None:
             with np.errstate(invalid="ignore", divide="ignore"):
-                norms = np.sqrt(host.values["after_weight"])
-                if host.array("after_moved") is not None:
-                    ratios = np.sqrt(host.values["after_moved"] / host.values["after_size"])
+                norms = np.sqrt(host.array("after_weight"))
+                if (moved := host.array("after_moved")) is not None:
+                    ratios = np.sqrt(moved / host.array("after_size"))
         now_ns, local = time.time_ns(), agreed.reading.view == "local"
+        gradients = agreed.reading.layer_grad_norm
         for index, layer in enumerate(self._norms.layers):
             bits = int(agreed.reading.layer_bits[index]) | (BIT_SKIPPED if agreed.skip else 0)
             if norms is not None and not np.isfinite(norms[index]):
@@ -177,7 +181,7 @@ class Rows:
                     "rank": self.place.rank,
                     "view": agreed.reading.view,
                     "weights": "shard" if self._norms.sharded else "reduced",
-                    "grad_norm": float(agreed.reading.layer_grad_norm[index]) if local else None,
+                    "grad_norm": float(gradients[index]) if local else None,
                     "weight_norm": None if norms is None else float(norms[index]),
                     "update_ratio": None if ratios is None else float(ratios[index]),
                     "act_norm": None if activations is None else float(activations[index]),
@@ -211,23 +215,24 @@ class Rows:
 
     def gather(self) -> list[Any]:
         """Return what this node's leader posts: frames and lists of events; nothing on other ranks."""
-        own = (self._rank, self._layer, self._events)
+        batches = [batch_event(self.place.rank, *one) for one in self._batches]
+        own = (self._rank, self._layer, batches + self._events)
         gathered: list[Any] = [own]
         place = self.place
         if place.node_group is not None:
             gathered = [None] * len(place.node_ranks)
             target = gathered if place.leads else None
             dist.gather_object(own, target, dst=min(place.node_ranks), group=place.node_group)
-        self._rank, self._layer, self._events = [], [], []
+        self._rank, self._layer, self._events, self._batches = [], [], [], []
         if not place.leads:
             return []
         rank_rows = [row for rows, _, _ in gathered for row in rows]
         layer_rows = [row for _, rows, _ in gathered for row in rows]
-        batches = sorted((b for _, _, rows in gathered for b in rows), key=lambda b: (b["step"], b["rank"]))
+        events = sorted((e for _, _, rows in gathered for e in rows), key=lambda e: (e["step"], e["rank"]))
         rank_rows.sort(key=lambda row: (row["step"], row["lane"]))
         # The bad value travels first; what explains it follows.
         posts: list[Any] = [*rank_frames(place, rank_rows), *layer_frames(place, layer_rows)]
-        return [*posts, batches] if batches else posts
+        return [*posts, events] if events else posts
 
     def events(
         self,

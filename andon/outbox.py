@@ -2,14 +2,14 @@
 
 import sys
 import threading
-import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Protocol
 
 from andon.spool_records import must_arrive
 
 CLOSING_S = 10.0
+COLLECT_S = 1.0
+EVENTS_PER_POST = 1024
 
 
 class Sender(Protocol):
@@ -30,81 +30,104 @@ class Sender(Protocol):
 
 
 class Outbox:
-    """A queue before a `Sender`. Queueing takes microseconds, whatever the sender does.
+    """A queue before a `Sender`. Queueing takes a microsecond, whatever the sender does.
 
-    Full means the sender has been stuck for `capacity` posts. The oldest telemetry then goes, counted and
-    told in one `gap` event as soon as there is room; what happens once (an action, a verdict, …) stays.
+    Healthy steps are collected and leave as one post a second: one waking, one write to the disk and one
+    round trip, however short a step is. What happens once (an action, a verdict, …) and what is said to
+    be urgent leaves at once, and all that was queued before goes with it.
+
+    Full means the sender has been stuck for `capacity` calls. The oldest telemetry then goes, counted and
+    told in one `gap` event as soon as there is room; what happens once stays.
 
     Arguments:
-        capacity: posts held; 4,096 is over half an hour at two posts a second.
+        capacity: calls held; 4,096 is over half an hour at two a second.
+        collect_s: the longest that anything waits for company.
     """
 
-    def __init__(self, sender: Sender, *, capacity: int = 4096) -> None:
+    def __init__(self, sender: Sender, *, capacity: int = 4096, collect_s: float = COLLECT_S) -> None:
         self.sender = sender
-        self.lost = 0  # posts given up and not told yet
+        self.lost = 0  # calls given up and not told yet
         self._capacity = capacity
-        self._queue: deque[tuple[bool, Callable[[], object]]] = deque()
+        self._collect_s = collect_s
+        self._queue: deque[tuple[bool, Any]] = deque()  # (kept, list of events or a frame)
         self._changed = threading.Condition()
+        self._urgent = False
         self._sending = False
         self._ends = False
         self._thread = threading.Thread(target=self._run, name="andon-outbox", daemon=True)
         self._thread.start()
 
-    def events(self, events: list[dict[str, Any]]) -> None:
-        """Queue events for one post."""
-        self._put(must_arrive(events), lambda: self.sender.send_events(events))
+    def events(self, events: list[dict[str, Any]], *, urgent: bool = False) -> None:
+        """Queue events. They leave in order, those of several calls perhaps in one post."""
+        kept = must_arrive(events)
+        self._put(kept, events, urgent=urgent or kept)
 
     def frame(self, frame: Any) -> None:
-        """Queue one frame."""
-        self._put(False, lambda: self.sender.send_frame(frame))
+        """Queue one frame, which leaves at once."""
+        self._put(False, frame, urgent=True)
 
-    def _put(self, kept: bool, post: Callable[[], object]) -> None:
+    def _put(self, kept: bool, what: Any, *, urgent: bool) -> None:
         with self._changed:
-            self._queue.append((kept, post))
+            self._queue.append((kept, what))
             if len(self._queue) > self._capacity:
                 oldest = next((one for one in self._queue if not one[0]), None)
                 if oldest is not None:
                     self._queue.remove(oldest)
                     self.lost += 1
-            self._changed.notify_all()
+            if urgent:
+                self._hurry()
+
+    def _hurry(self) -> None:
+        """Let nothing wait for company any more. Under the lock."""
+        self._urgent = True
+        self._changed.notify_all()
 
     def _run(self) -> None:
-        while (post := self._next()) is not None:
+        while (what := self._next()) is not None:
             try:
-                post()
+                if isinstance(what, list):
+                    self.sender.send_events(what)
+                else:
+                    self.sender.send_frame(what)
             except Exception as error:  # a post must never end the thread, nor the training
                 print(f"andon: a post failed: {error}", file=sys.stderr)  # noqa: T201
 
-    def _next(self) -> Callable[[], object] | None:
+    def _next(self) -> Any:
+        """Return the next list of events or frame when it is due, None at the end."""
         with self._changed:
             self._sending = False
-            self._changed.notify_all()
-            while not self._queue and not self.lost:
-                if self._ends:
-                    return None
-                self._changed.wait()
+            while True:
+                if not self._queue and not self.lost:
+                    self._urgent = self._ends
+                    self._changed.notify_all()  # somebody may wait for it to be empty
+                    if self._ends:
+                        return None
+                self._changed.wait_for(lambda: self._urgent, self._collect_s)
+                if self._queue or self.lost:
+                    break
             self._sending = True
             if self.lost:
                 lost, self.lost = self.lost, 0
-                gap = {"type": "gap", "data": {"posts_lost": lost, "reason": "outbox full"}}
-                return lambda: self.sender.send_events([gap])
-            return self._queue.popleft()[1]
+                return [{"type": "gap", "data": {"posts_lost": lost, "reason": "outbox full"}}]
+            _, what = self._queue.popleft()
+            if isinstance(what, list):
+                what = list(what)
+                while self._queue and isinstance(self._queue[0][1], list) and len(what) < EVENTS_PER_POST:
+                    what += self._queue.popleft()[1]
+            return what
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything queued was sent or spooled; False when time ran out."""
-        end_s = time.monotonic() + timeout_s
         with self._changed:
-            while self._queue or self.lost or self._sending:
-                left_s = end_s - time.monotonic()
-                if left_s <= 0:
-                    return False
-                self._changed.wait(left_s)
-        return True
+            self._hurry()
+            return self._changed.wait_for(
+                lambda: not (self._queue or self.lost or self._sending), max(0.0, timeout_s)
+            )
 
     def close(self, timeout_s: float = CLOSING_S) -> None:
         """Send what is queued, then stop the thread."""
         self.drain(timeout_s)
         with self._changed:
             self._ends = True
-            self._changed.notify_all()
+            self._hurry()
         self._thread.join(timeout_s)

@@ -12,9 +12,9 @@ those waits and the fused reduce; what backward waits is in neither.
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
@@ -22,8 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 Span = tuple[Any, Any]  # two marks
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(msgspec.Struct, frozen=True):
     """The spans of one step in which this rank computed, and in which it waited; what it waited within a
     computing span counts against that."""
 

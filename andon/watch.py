@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from andon import halt_snapshot, restore_check
-from andon.batch_ring import BatchFacts
+from andon.batch_ring import NOT_TOLD, BatchFacts
 from andon.checkpoints import Positions
 from andon.client import Client
 from andon.holding import Holder
@@ -162,17 +162,13 @@ class Watch(Monitor):
         if loss is not None:
             self.micro_batch(loss, tokens)
         self.number += 1
-        losses = torch.stack(self._micro) if self._micro else None
-        count = self._told or 1
-        agreed = self.agree(
-            self.number,
-            None if losses is None else losses.sum(),
-            sum(self._tokens),
-            micro_losses=losses if count > 1 else None,
-        )
+        count = self._told
+        losses = torch.stack(self._micro) if count > 1 and self._micro else None
+        total = losses.sum() if losses is not None else self._micro[0] if self._micro else None
+        agreed = self.agree(self.number, total, sum(self._tokens), micro_losses=losses)
         self._micro, self._tokens, self._told = [], [], 0
         if agreed.bad and rerun is not None and not self.deferred:
-            self._find_first(agreed, rerun, count)
+            self._find_first(agreed, rerun, max(1, count))
         return agreed
 
     def after_update(
@@ -251,7 +247,7 @@ class Watch(Monitor):
         torch._foreach_mul_(gradients, clip / agreed.grad_norm)
 
     def _facts_of(self, batch: BatchFacts | None, extra: dict[str, Any]) -> StepFacts:
-        facts = batch or BatchFacts()
+        facts = batch or NOT_TOLD
         self.samples += len(facts.positions or facts.lengths) * self.place.world_size
         at = self.positions()
         return StepFacts(

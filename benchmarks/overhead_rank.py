@@ -1,9 +1,10 @@
 """One of the four ranks of `python -m benchmarks overhead`: trains the same model under each arm in turn.
 
-    python -m benchmarks.overhead_rank RANK FOLDER PEERS ROUNDS STEPS
+    python -m benchmarks.overhead_rank RANK FOLDER PEERS ROUNDS STEPS WIDTH LAYERS ROWS
 
 Blocks of STEPS steps per arm, the arms of a round in an order drawn anew, all ranks alike; the first step
 of a block is left out, since what the arm before does on its threads may end in it. Rank 0 writes times.json.
+A model of LAYERS layers of WIDTH × WIDTH weights sees ROWS rows a step.
 """
 
 import importlib
@@ -22,28 +23,37 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-WIDTH, LAYERS, ROWS = 512, 6, 320  # 60 ms of one core: 100 ms and more for four ranks on two
 WARM_UP = 2
 
 Log = Callable[[int, dict[str, float]], None]
 
 
-def model_of() -> DistributedDataParallel:
+def model_of(width: int, layers: int) -> DistributedDataParallel:
     """Return the same small model, wrapped anew."""
     torch.manual_seed(7)
     parts: list[nn.Module] = []
-    for _ in range(LAYERS):
-        parts += [nn.Linear(WIDTH, WIDTH), nn.GELU()]
+    for _ in range(layers):
+        parts += [nn.Linear(width, width), nn.GELU()]
     return DistributedDataParallel(nn.Sequential(*parts))
 
 
 class Arm:
-    """One way to train: the bare loop, with a peer's writer on rank 0, or watched."""
+    """One way to train: the bare loop, with one more meeting of the ranks, with a peer's writer on rank 0, or
+    watched."""
 
-    def __init__(self, log: Log | None = None, *, logs: bool = False, watched: Path | None = None) -> None:
-        self.model = model_of()
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        log: Log | None = None,
+        *,
+        logs: bool = False,
+        meets: bool = False,
+        watched: Path | None = None,
+    ) -> None:
+        self.model = model
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.log, self.logs = log, logs
+        self.one = torch.zeros(1) if meets else None
         self.number = 0
         self.monitor: Any = None
         if watched is not None:
@@ -60,6 +70,8 @@ class Arm:
         if self.monitor is not None:
             self.monitor.step(loss, tokens=len(batch))
             return
+        if self.one is not None:
+            dist.all_reduce(self.one)
         norm = None
         if self.logs:  # the values that Andon posts in every step
             norm = torch.nn.utils.get_total_norm([p.grad for p in self.model.parameters()])
@@ -73,7 +85,7 @@ class Arm:
                 "grad_norm": norm.item(),
                 "lr": self.optimizer.param_groups[0]["lr"],
                 "tokens": float(len(batch)),
-                "consumed_samples": float(self.number * ROWS),
+                "consumed_samples": float(self.number * len(batch)),
                 "step_time_s": time.perf_counter() - began,
             }
             self.log(self.number, values)
@@ -117,7 +129,8 @@ def peers(folder: Path, found: dict[str, str]) -> dict[str, tuple[Log, Callable[
 
 def main() -> None:
     """Train all rounds of one rank."""
-    rank, folder, extra, rounds, steps = int(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:6]
+    rank, folder, extra = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+    rounds, steps, width, layers, rows = map(int, sys.argv[4:9])
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     store = dist.FileStore(str(folder / "store"), 4)
@@ -129,27 +142,33 @@ def main() -> None:
         writers = peers(folder, missing)
     names = [[*writers]]
     dist.broadcast_object_list(names, src=0)
-    arms = {"bare": Arm(), "andon": Arm(watched=folder / "checkpoints")}
-    arms |= {name: Arm(writers[name][0] if rank == 0 else None, logs=True) for name in names[0]}
-    batch = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(rank))
+
+    def arm(log: Log | None = None, **options: Any) -> Arm:
+        return Arm(model_of(width, layers), log, **options)
+
+    arms = {"bare": arm(), "one_float": arm(meets=True), "andon": arm(watched=folder / "checkpoints")}
+    arms |= {name: arm(writers[name][0] if rank == 0 else None, logs=True) for name in names[0]}
+    batch = torch.randn(rows, width, generator=torch.Generator().manual_seed(rank))
     shuffle = random.Random(20260)
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
     cpu: dict[str, list[float]] = {name: [] for name in arms}
-    for number in range(WARM_UP + int(rounds)):
+    for number in range(WARM_UP + rounds):
         order = list(arms)
         shuffle.shuffle(order)
         for name in order:
             block = []
             dist.barrier()
-            for index in range(int(steps)):
+            for index in range(steps):
                 began = time.perf_counter()
                 if index == 1:
                     cpu_began = time.process_time()
                 arms[name].step(batch)
                 block.append(time.perf_counter() - began)
+            if name == "andon" and arms[name].monitor.outbox is not None:
+                arms[name].monitor.outbox.drain(10.0)  # so that no post of it falls on the next arm
             if number >= WARM_UP:
                 times[name].append(block[1:])
-                cpu[name].append((time.process_time() - cpu_began) / (int(steps) - 1))
+                cpu[name].append((time.process_time() - cpu_began) / (steps - 1))
     every: list[Any] = [None] * 4
     dist.all_gather_object(every, cpu)
     arms["andon"].monitor.close()

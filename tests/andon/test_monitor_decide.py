@@ -115,7 +115,7 @@ def test_a_decider_restored_in_the_middle_decides_the_same(listed, cut):
     """All ranks must agree after a restore, so the memory must come back whole."""
     import msgspec
 
-    steps = [msgspec.convert(one.__dict__ | {"step": n}, Agreed) for n, one in enumerate(listed, start=1)]
+    steps = [msgspec.structs.replace(one, step=n) for n, one in enumerate(listed, start=1)]
     whole, first, second = (decider(spike="act") for _ in range(3))
     expected = [whole.decide(one) for one in steps]
     got = [first.decide(one) for one in steps[:cut]]

@@ -63,8 +63,8 @@ def net(dtype=torch.float32):
         return Net(dtype=dtype)
 
 
-def ddp(model):
-    return DistributedDataParallel(model)
+def ddp(model, **options):
+    return DistributedDataParallel(model, **options)
 
 
 def fsdp2(model, mesh=None):
@@ -134,13 +134,13 @@ class Kept:
         )
 
 
-def monitor(rank, model, optimizer, *, forward=False, replicas=1, place_=None, **options):
+def monitor(rank, model, optimizer, *, forward=False, replicas=1, then=None, place_=None, **options):
     """Return a monitor and its sender (None on ranks that do not lead)."""
     where = place_ or place(rank)
     sender = Kept() if where.leads else None
     options.setdefault("guard", "skip")
     options.setdefault("interval_steps", 2)
-    norms = LocalNorms(model, forward=forward, replicas=replicas)
+    norms = LocalNorms(model, forward=forward, replicas=replicas, then=then)
     return Monitor(where, norms, optimizer=optimizer, sender=sender, background=False, **options), sender
 
 

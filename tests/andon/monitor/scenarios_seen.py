@@ -6,6 +6,7 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, fp16_compress_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,14 +31,14 @@ from tests.andon.monitor.parts import (
 INF, NAN = float("inf"), float("nan")
 
 
-def inf_in_one_backward(wrap):
+def inf_in_one_backward(wrap, **options):
     """Inf in rank 3's backward in step 3, its loss finite; only column 0 of the first layer's gradient."""
 
     def play(rank, _folder):
         inner = net()
         model = wrap(inner)
         optimizer = adamw(model)
-        watched, sender = monitor(rank, model, optimizer)
+        watched, sender = monitor(rank, model, optimizer, **options)
         steps = []
         for step in range(1, 5):
             inner.spoil.backward_value = INF if (step, rank) == (3, 3) else None
@@ -75,19 +76,48 @@ def inf_in_one_backward(wrap):
     return play
 
 
+def tied(model):
+    """Let both layers share one weight, which counts once."""
+    model.second.weight = model.first.weight
+    return model
+
+
 def norms_are_right(rank, _folder):
     """The numbers themselves, against a model computed on one rank without any wrapper."""
-    found = {}
-    wraps = {"ddp": ddp, "fsdp2": fsdp2, "hsdp": lambda inner: fsdp2(inner, hsdp_mesh())}
-    for name, wrap in wraps.items():
+    found = {
+        "expected": expected_norms(rank, net),
+        "expected tied": expected_norms(rank, lambda: tied(net())),
+    }
+    wraps = {
+        "ddp": (ddp, {}),
+        "ddp, tied": (lambda inner: ddp(tied(inner)), {}),
+        "ddp, gradients in buckets": (lambda inner: ddp(inner, gradient_as_bucket_view=True), {}),
+        "ddp, hook": (ddp, {"then": (None, allreduce_hook)}),
+        "ddp, hook of its own": (compressing, {}),
+        "fsdp2": (fsdp2, {}),
+        "hsdp": (lambda inner: fsdp2(inner, hsdp_mesh()), {}),
+    }
+    for name, (wrap, options) in wraps.items():
         model = wrap(net())
         optimizer = adamw(model)
-        watched, _ = monitor(rank, model, optimizer, interval_steps=1)
+        watched, _ = monitor(rank, model, optimizer, interval_steps=1, **options)
         loss, tokens = loss_of(model, batch(rank, 1))
         loss.backward()
         agreed = watched.agree(1, loss.detach() * tokens, tokens)
         found[name] = [agreed.reading.grad_norm, agreed.grad_norm, agreed.loss]
-    alone, mean = net(), net()
+    return found
+
+
+def compressing(inner):
+    """DDP with a communication hook that the loop registered."""
+    model = ddp(inner)
+    model.register_comm_hook(None, fp16_compress_hook)
+    return model
+
+
+def expected_norms(rank, make):
+    """Return this rank's own norm, that of the mean gradient, and the mean loss, without any wrapper."""
+    alone, mean = make(), make()
     losses = []
     for other in range(4):
         loss, _ = loss_of(mean, batch(other, 1))
@@ -98,8 +128,7 @@ def norms_are_right(rank, _folder):
     def norm(model):
         return torch.stack([p.grad.double().norm() for p in model.parameters()]).norm().item()
 
-    found["expected"] = [norm(alone), norm(mean), sum(losses) / 4]
-    return found
+    return [norm(alone), norm(mean), sum(losses) / 4]
 
 
 class _Collectives(TorchDispatchMode):  # type: ignore[misc]
@@ -373,6 +402,7 @@ def pipeline(rank, _folder):
 
 ALL = {
     "inf in one backward, ddp": inf_in_one_backward(ddp),
+    "inf in one backward, ddp hook": inf_in_one_backward(ddp, then=(None, allreduce_hook)),
     "inf in one backward, fsdp2": inf_in_one_backward(fsdp2),
     "norms are right": norms_are_right,
     "counted": counted,
