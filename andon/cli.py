@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "tail": ("andon.tail.command", "post what a training log says; no change to the trainer"),
     "read": ("andon.read_command", "what a file of another tool says, printed or posted"),
     "agent": ("andon.agent.command", "watch this node; hold and upload its evidence"),
+    "supervise": ("andon.supervise.command", "start a job, keep it held, start it again by permit"),
     "replay": ("andon.replay", "post a recording through the real client"),
     "probe": ("andon.probe_command", "run a frozen step again with one condition changed"),
     "verify": ("andon.bag", "check an exported evidence bag offline"),

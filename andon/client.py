@@ -161,6 +161,21 @@ class Client(Sender):
         items = answer.document.get("items")
         return items if isinstance(items, list) else []
 
+    def volatile(self, timeout_s: float = 5.0) -> list[dict[str, Any]]:
+        """Return what of the run's open evidence vanishes with its processes and is not safe yet.
+
+        For whoever must kill: each is `{"kind", "name", "state", "says"}`. Raises AnswerError, Unreachable.
+        """
+        connection = self._open()
+        try:
+            answer = connection.get(f"{self._base}/volatile", timeout_s=timeout_s)
+        finally:
+            connection.close()
+        if not answer.ok:
+            raise AnswerError(answer.problem())
+        items = answer.document.get("items")
+        return items if isinstance(items, list) else []
+
     def _ask(self, path: str, document: dict[str, Any], webhook_id: str | None) -> Answer:
         connection = self._open()
         try:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from andon import halt_snapshot, restore_check
+from andon import halt_snapshot, restore_check, stacks
 from andon.batch_ring import NOT_TOLD, BatchFacts
 from andon.checkpoints import Positions
 from andon.client import Client
@@ -424,6 +424,7 @@ def watch(
     permit = permit or os.environ.get("ANDON_PERMIT")
     number, granted = refuse_if_held(folder, run, number, permit, keys, resumed)
     place, nodes = place_here(run, number)
+    stacks.listen(place.rank)
     url = url or os.environ.get("ANDON_URL")
     secret = secret or os.environ.get("ANDON_RUN_SECRET")
     mode = mode_from_environment()

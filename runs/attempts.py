@@ -30,6 +30,7 @@ class Attempts:
         self.received_at = received_at
         newest = Attempt.objects.filter(run_id=run_id).order_by("-number").first()
         self._newest = newest
+        self.offered: set[tuple[int, str]] = set()  # attempt and kind of files that were told of
 
     @property
     def current(self) -> int:

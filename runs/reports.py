@@ -8,7 +8,13 @@ from typing import Any
 from andon.wire import Event, parse_ranks
 from runs.attempts import Attempts
 from runs.models import Checkpoint, DirectiveAck, Run
-from runs.signals import action_reported, checkpoint_changed, directive_acked
+from runs.signals import (
+    action_reported,
+    artifact_offered,
+    checkpoint_changed,
+    directive_acked,
+    stop_requested,
+)
 from runs.telling import mark_not_watched, tell
 
 log = logging.getLogger(__name__)
@@ -22,6 +28,8 @@ REPORTS = frozenset(
         "checkpoint.committed",
         "checkpoint.deleted",
         "action",
+        "stop.requested",
+        "artifact.available",
     }
 )
 _ACK_STATES = frozenset({"received", "held", "exited", "refused"})
@@ -58,6 +66,10 @@ def take(
             _deleted(run_id, event, attempt)
         case "action":
             tell(action_reported, run_id=run_id, event=event)
+        case "artifact.available":
+            _offered(run_id, event, attempt, attempts)
+        case "stop.requested":
+            tell(stop_requested, run_id=run_id, event=event, attempt=attempt)
 
 
 def not_watched(run_id: int, error: Exception) -> None:
@@ -95,6 +107,14 @@ def _ack(run_id: int, event: Event, attempt: int, occurred_at: datetime, receive
         received_at=received_at,
     )
     tell(directive_acked, run_id=run_id, ack=ack)
+
+
+def _offered(run_id: int, event: Event, attempt: int, attempts: Attempts) -> None:
+    kind, uri = _text(event.data, "kind"), _text(event.data, "uri")
+    # A post may offer the logs of sixteen thousand ranks: it is told of once for each kind.
+    if uri and (attempt, kind) not in attempts.offered:
+        attempts.offered.add((attempt, kind))
+        tell(artifact_offered, run_id=run_id, attempt=attempt, kind=kind, uri=uri)
 
 
 def _text(data: Mapping[str, Any], *names: str) -> str:

@@ -29,6 +29,14 @@ fleet_reported = Signal()
 # trainer or supervisor took, which belongs in the ledger).
 action_reported = Signal()
 
+# Sent with `run: Run`, `attempt: int`, `kind: str` and `uri: str` when files are offered as evidence: with
+# the first of each kind of a post.
+artifact_offered = Signal()
+
+# Sent with `run: Run`, `event: andon.wire.Event` and `attempt: int` when whoever ends an attempt says so
+# (`stop.requested`): with what it waited for, and what it did not get.
+stop_requested = Signal()
+
 # Asked, not told: sent with `run: Run`, `attempts: Sequence[int]`, `first: int` and `last: int` when the
 # curves of a run are drawn. Receivers return a list of `runs.marks.Mark`.
 marks_wanted = Signal()

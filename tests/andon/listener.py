@@ -30,6 +30,8 @@ class Listener:
         self.allow_deletion = False
         self.may_go = lambda uri: self.allow_deletion  # a test may ask for more
         self.asked: list[str] = []  # URIs whose deletion was asked for
+        self.volatile = lambda: []  # what vanishes and is not safe yet, by the server
+        self.asked_volatile = 0
         self.granted: dict | None = None  # the permit that /resume gives
         self.directive = Directive(kind="continue", seq=1, run=run, attempt=1)
         self._lock = threading.Lock()
@@ -43,6 +45,9 @@ class Listener:
                 pass
 
             def do_GET(self):
+                if self.path.endswith("/volatile"):
+                    listener.asked_volatile += 1
+                    return self._answer(200, {"items": listener.volatile()})
                 query = parse_qs(urlsplit(self.path).query)
                 after, wait_s = int(query["after"][0]), min(float(query["wait"][0]), 2.0)
                 end = time.monotonic() + wait_s
