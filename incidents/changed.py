@@ -15,7 +15,9 @@ from evidence.queries import last_good
 from incidents import launched, lineage, told
 from incidents.models import Incident
 from runs import formatting as words
+from runs.attempts import launches
 from runs.models import Attempt, Event
+from runs.reading import kept
 
 _NAMES_SHOWN = 4
 _EVENTS = 400
@@ -85,13 +87,10 @@ class _Span:
 
 def since_last_good(incident: Incident) -> Changed:
     """Return what changed between the last good checkpoint of an incident and its first bad step."""
-    good = last_good(incident.dossier)
+    good = kept(("last good", incident.dossier_id), lambda: last_good(incident.dossier))
     bad_step = incident.first_bad.get("step")
-    rows = Attempt.objects.filter(run_id=incident.run_id, number__lte=incident.attempt)
-    rows = rows.only(
-        "number", "launched_at", "first_step", "world_size", "precision", "began_from", "launch_reported"
-    )
-    attempts = {row.number: row for row in rows.order_by("-number")[:200]}
+    rows = [row for row in launches(incident.run_id) if row.number <= incident.attempt]
+    attempts = {row.number: row for row in rows[:200]}
     if good is not None:
         before, good_step = good.attempt, good.step
         since = f"step {words.count(good.step)} of attempt {good.attempt}, the last good checkpoint"

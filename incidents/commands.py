@@ -14,7 +14,6 @@ from django.conf import settings
 from incidents import launched
 from incidents.launched import Place
 from incidents.models import Incident
-from runs.attempts import attempt_of
 from runs.formatting import inert
 from runs.models import FirstBad
 
@@ -94,9 +93,11 @@ def _of_andon(incident: Incident) -> list[Command]:
 def _of_megatron(incident: Incident) -> list[Command]:
     """A skip window is a list of iterations on Megatron's command line; the permit names the window."""
     plan = incident.plans.order_by("-number").first()
-    launch = attempt_of(incident.run, incident.attempt)
+    if plan is None or plan.skip is None:
+        return []
+    told = launched.facts(incident.run_id, {incident.attempt}).get(incident.attempt)
     # A launch that tells its wrapper has the monitor in its own loop, whose loader skips by itself.
-    if plan is None or plan.skip is None or launch is None or "parallelism" in launch.data:
+    if told is None or "parallelism" in told:
         return []
     batch = plan.numbers.get("batch_samples")
     if not isinstance(batch, int) or batch < 1:

@@ -12,7 +12,9 @@ from django.utils import timezone
 from incidents import costs
 from incidents.models import Incident
 from runs import formatting as words
+from runs.attempts import launches
 from runs.models import Attempt, Directive, DirectiveAck, RunProgress
+from runs.reading import kept
 
 _STEPS = 3
 _AT_LEAST_S = 10.0  # a step of a small run is a blink: a post may be on its way for longer
@@ -31,12 +33,7 @@ class Contained:
 def of(incident: Incident, now: datetime | None = None) -> Contained:
     """Return whether the newest attempt of a held run has stopped."""
     now = now or timezone.now()
-    attempt = (
-        Attempt.objects.filter(run_id=incident.run_id)
-        .order_by("-number")
-        .only("number", "world_size", "exited_at", "launched_at")
-        .first()
-    )
+    attempt = next(iter(launches(incident.run_id)), None)
     if attempt is None:
         return Contained(True, True, "nothing was launched")
     if attempt.exited_at is not None:
@@ -80,7 +77,8 @@ def _stopped(incident: Incident, attempt: int) -> tuple[set[int], set[int]]:
 
 
 def _still_since(incident: Incident, attempt: Attempt) -> datetime:
-    progress = RunProgress.objects.filter(run_id=incident.run_id).first()
+    run_id = incident.run_id
+    progress = kept(("progress", run_id), RunProgress.objects.filter(run_id=run_id).first)
     if progress is None or progress.attempt != attempt.number or progress.step_at is None:
         return attempt.launched_at
     return max(progress.step_at, attempt.launched_at)

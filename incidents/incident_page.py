@@ -45,8 +45,9 @@ from incidents.page import (
     Waiting,
 )
 from incidents.similar import Similar
+from runs.attempts import launch
 from runs.directives import current, obedience
-from runs.models import Attempt, Finding, Person, RunProgress
+from runs.models import Finding, Person, RunProgress
 from runs.policies import policy_for
 from runs.reading import kept
 
@@ -83,10 +84,9 @@ class IncidentPage:
     def situation(self) -> Situation:
         """What the answers are computed from."""
         run_id = self.incident.run_id
-        attempts = Attempt.objects.filter(run_id=run_id, number=self.incident.attempt)
         return Situation(
             incident=self.incident,
-            attempt=attempts.defer("groups", "nodes", "data").first(),
+            attempt=launch(run_id, self.incident.attempt),
             directive=current(run_id),
             held_since=held_since(run_id),
             obedience=obedience(run_id),

@@ -11,6 +11,7 @@ from typing import Any
 
 from django.db import connection
 
+from runs.attempts import launch, named_nodes
 from runs.reading import kept
 
 MOST_RANKS = 16  # a tie of more ranks names no single machine
@@ -69,35 +70,19 @@ def _place(name: str, on_it: list[int], uuids: object, switch: str, wanted: list
 def node_count(run_id: int, attempt: int) -> int | None:
     """Return how many nodes the launch named, None when it named none."""
 
-    def read() -> int | None:
-        with connection.cursor() as cursor:
-            cursor.execute(
-                "SELECT jsonb_array_length(nodes) FROM runs_attempt WHERE run_id = %s AND number = %s",
-                [run_id, attempt],
-            )
-            row = cursor.fetchone()
-        return int(row[0]) if row and row[0] else None
-
-    return kept(("node count", run_id, attempt), read)
-
-
-def of_launch(run_id: int, attempt: int) -> tuple[int | None, dict[str, Any]]:
-    """Return `node_count` and `facts` of one attempt, in one query."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT jsonb_array_length(nodes), data - %s::text[] FROM runs_attempt"
-            " WHERE run_id = %s AND number = %s",
-            [_FLEET, run_id, attempt],
-        )
-        row = cursor.fetchone()
-    return (int(row[0]) or None, json.loads(row[1])) if row else (None, {})
+    return named_nodes(launch(run_id, attempt)) or None
 
 
 def facts(run_id: int, attempts: Iterable[int]) -> dict[int, dict[str, Any]]:
     """Return what each launch told beside nodes and groups, by the attempt's number."""
+    wanted = sorted(set(attempts))
+    return kept(("told by launches", run_id, *wanted), lambda: _facts(run_id, wanted))
+
+
+def _facts(run_id: int, wanted: list[int]) -> dict[int, dict[str, Any]]:
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT number, data - %s::text[] FROM runs_attempt WHERE run_id = %s AND number = ANY(%s)",
-            [_FLEET, run_id, list(attempts)],
+            [_FLEET, run_id, wanted],
         )
         return {int(number): json.loads(data) for number, data in cursor.fetchall()}

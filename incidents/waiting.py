@@ -29,7 +29,9 @@ def line(
     cost = costs.of_seconds(held_s, situation.attempt.world_size if situation.attempt else None, policy)
     a_minute = costs.of_seconds(60.0, cost.gpus, policy).money
     leaves = leaves_at(situation)
-    expected, told = launched.of_launch(situation.incident.run_id, situation.incident.attempt)
+    run_id, attempt = situation.incident.run_id, situation.incident.attempt
+    expected = launched.node_count(run_id, attempt)
+    told = launched.facts(run_id, {attempt}).get(attempt, {})
     ends = allocation_ends_at(situation, told)
     ages = _ages(situation)
     oldest = max(ages, key=lambda node: ages[node], default="")

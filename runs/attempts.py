@@ -4,11 +4,19 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from django.db.models import IntegerField
+from django.db.models.expressions import RawSQL
+
 from andon.wire import Event
 from runs import stays
 from runs.models import Attempt, Run
+from runs.reading import kept
 from runs.signals import attempt_launched
 from runs.telling import tell
+
+# A launch may have told anything for its nodes.
+NAMED = "CASE WHEN jsonb_typeof(nodes) = 'array' THEN jsonb_array_length(nodes) END"
+NAMED_NODES = RawSQL(NAMED, (), output_field=IntegerField(null=True))  # noqa: S611 (a constant)
 
 
 def attempt_of(run: Run, number: int) -> Attempt | None:
@@ -18,8 +26,29 @@ def attempt_of(run: Run, number: int) -> Attempt | None:
     """
     known: dict[int, Attempt | None] = run.__dict__.setdefault("_attempts_read", {})
     if number not in known:
-        known[number] = Attempt.objects.filter(run=run, number=number).first()
+        # A fleet's groups and what else its launch told are a megabyte.
+        known[number] = Attempt.objects.filter(run=run, number=number).defer("groups", "data").first()
     return known[number]
+
+
+def launches(run_id: int) -> list[Attempt]:
+    """Return the attempts of a run, newest first, each with `named`: how many nodes its launch named.
+
+    Without nodes, groups and what else launches told: of a fleet those are hundreds of kilobytes each. Read
+    once for a page, of which every part asks for one or another.
+    """
+    rows = Attempt.objects.filter(run_id=run_id).defer("nodes", "groups", "data").order_by("-number")
+    return kept(("launches", run_id), lambda: list(rows.annotate(named=NAMED_NODES)))
+
+
+def named_nodes(launched: Attempt | None) -> int:
+    """Return how many nodes one of `launches` named."""
+    return getattr(launched, "named", None) or 0
+
+
+def launch(run_id: int, number: int) -> Attempt | None:
+    """Return one of `launches`, None when nothing opened it."""
+    return next((one for one in launches(run_id) if one.number == number), None)
 
 
 class Attempts:

@@ -3,14 +3,15 @@
 import hashlib
 from dataclasses import dataclass, field, replace
 
-from django.db.models import F, Func, IntegerField, Max
+from django.db.models import Max
 
 from runs import grid_findings, grid_png, grid_progress
+from runs.attempts import launch, named_nodes
 from runs.cellmap import Bins
 from runs.grid_clock import Clock, clock
 from runs.grid_progress import InProgress
 from runs.grid_rows import Rows, rows_of
-from runs.models import Attempt, DirectiveAck, Grid, Run, RunProgress
+from runs.models import DirectiveAck, Grid, Run, RunProgress
 from runs.reading import kept
 from runs.uncompacted import Uncompacted, uncompacted
 
@@ -79,13 +80,9 @@ class Extent:
 
 def extent(run: Run, attempt: int) -> Extent:
     """Return the steps and ranks of an attempt as known from launch, posts, events and progress."""
-    row = (
-        Attempt.objects.filter(run=run, number=attempt)
-        .annotate(named=Func(F("nodes"), function="jsonb_array_length", output_field=IntegerField()))
-        .values_list("first_step", "world_size", "exited_at", "named")
-        .first()
-    )
-    first_step, world_size, exited_at, named = row or (None, None, None, 0)
+    row = launch(run.pk, attempt)
+    first_step, world_size = (row.first_step, row.world_size) if row else (None, None)
+    exited_at, named = row.exited_at if row else None, named_nodes(row)
     # What waits is read before the blocks' row: see runs.uncompacted.
     waiting = uncompacted(run.pk, attempt)
     known = Grid.objects.filter(run=run, attempt=attempt).first()

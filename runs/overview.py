@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import IntegerField, QuerySet
-from django.db.models.expressions import RawSQL
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from runs import formatting, sparks
+from runs.attempts import NAMED
 from runs.models import Run, RunProgress
 from runs.rows import raw_cursor
 from runs.sparks import Spark
@@ -115,10 +115,6 @@ def _state(
     return "running", None
 
 
-# A launch may have told anything for its nodes.
-_NAMED = "CASE WHEN jsonb_typeof(nodes) = 'array' THEN jsonb_array_length(nodes) END"
-NAMED_NODES = RawSQL(_NAMED, (), output_field=IntegerField(null=True))  # noqa: S611 (a constant)
-
 # Times of nodes are written by us in one form, so that texts compare as times do.
 _SHOWN = f"""
 SELECT r.id, a.number, a.world_size, a.named,
@@ -126,7 +122,7 @@ SELECT r.id, a.number, a.world_size, a.named,
        (SELECT count(*) FROM jsonb_each_text(p.nodes) n WHERE n.value >= %s)
 FROM runs_run r LEFT JOIN runs_runprogress p ON p.run_id = r.id
 LEFT JOIN LATERAL (
-    SELECT number, world_size, {_NAMED} AS named
+    SELECT number, world_size, {NAMED} AS named
     FROM runs_attempt WHERE run_id = r.id ORDER BY number DESC LIMIT 1) a ON true
 WHERE r.id = ANY(%s)
 """  # noqa: S608 (constants)

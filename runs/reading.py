@@ -23,6 +23,12 @@ def once() -> Iterator[None]:
         _kept.reset(token)
 
 
+def read_before(key: Hashable) -> Any:
+    """Return what was read under `key` while this page is made, None where nothing was."""
+    known = _kept.get()
+    return None if known is None else known.get(key)
+
+
 def kept(key: Hashable, read: Callable[[], T]) -> T:
     """Return what was read under `key` while this page is made, else read it."""
     known = _kept.get()

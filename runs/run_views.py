@@ -8,8 +8,9 @@ from django.views.decorators.http import require_GET, require_safe
 
 from runs import formatting, live, noticed, overview, run_view
 from runs.access import visible_runs
+from runs.attempts import launches
 from runs.figures import plot_width
-from runs.models import Attempt, Checkpoint, PolicyVersion, Run, RunSecret, UnreadBody
+from runs.models import Checkpoint, PolicyVersion, Run, RunSecret, UnreadBody
 from runs.policies import policy_for
 from runs.run_figure import run_figure as figure_of
 from runs.views import person_of, visible_run_or_404
@@ -77,7 +78,7 @@ def run(request: HttpRequest, slug: str) -> HttpResponse:
             "head": head,
             "view": view,
             "attempt": number,
-            "attempts": _attempts(found),
+            "attempts": launches(found.pk),
             "ranges": [*run_view.RANGES, run_view.ALL],
             "checkpoints": checkpoints[:SHOWN_CHECKPOINTS],
             "findings": findings,
@@ -89,12 +90,6 @@ def run(request: HttpRequest, slug: str) -> HttpResponse:
             "secret": RunSecret.objects.filter(run=found).order_by("-last_used_at").first(),
         },
     )
-
-
-def _attempts(found: Run) -> list[Attempt]:
-    """Return the attempts, newest first, with how many nodes each launch named; not the nodes themselves."""
-    rows = Attempt.objects.filter(run=found).defer("nodes", "groups", "data").order_by("-number")
-    return list(rows.annotate(named=overview.NAMED_NODES))
 
 
 @require_GET
