@@ -45,11 +45,13 @@ def append(
     """
     _lock_head(dossier)
     last = CustodyRow.objects.filter(dossier=dossier).order_by("-seq").first()
-    return _link(dossier, last, what, who, item_name, object_sha256, data)
+    row = _link(dossier, last, what, who, item_name, object_sha256, data)
+    row.save(force_insert=True)
+    return row
 
 
-def begin(dossier: Dossier, what: str, *, who: str, data: Mapping[str, Any]) -> CustodyRow:
-    """Write the first row of a dossier made in this transaction: nobody else can see it, or append to it."""
+def first(dossier: Dossier, what: str, *, who: str, data: Mapping[str, Any]) -> CustodyRow:
+    """Return the first row (not saved) of a dossier that is being made: nobody else can append to it yet."""
     return _link(dossier, None, what, who, "", "", data)
 
 
@@ -74,7 +76,6 @@ def _link(
         previous="" if last is None else last.digest,
     )
     row.digest = chain.row_digest(document(row, dossier))
-    row.save(force_insert=True)
     return row
 
 

@@ -10,12 +10,13 @@ from django.utils import timezone
 
 from andon.policy import Policy
 from evidence import custody
+from evidence.freezing import holds
 from evidence.freezing.checkpoints import Choice, choose
-from evidence.freezing.holds import hold
 from evidence.freezing.planned_items import items_of
 from evidence.freezing.settling import reopen_window_records, settle_checkpoints
 from evidence.gates import live_allows
 from evidence.models import Dossier, Item
+from runs.inserting import insert, reserve
 from runs.models import Run
 from runs.work import enqueue
 
@@ -70,10 +71,11 @@ def freeze(
         items += items_of(dossier, rule, choice, policy, now)
     items.sort(key=lambda item: item.order)
     dossier.plan = _document(policy, choice, items)
-    dossier.save()
-    Item.objects.bulk_create(items)
-    hold(dossier, items, choice.undecided, now)
-    custody.begin(
+    reserve(dossier, *items)
+    for item in items:
+        item.dossier = dossier  # by its key, which it has only now
+    held = holds.rows_of(dossier, items, choice.undecided, now)
+    opened = custody.first(
         dossier,
         "opened",
         who=opened_by or custody.ANDON,
@@ -88,6 +90,7 @@ def freeze(
             "items": [{"kind": item.kind, "name": item.name, "required": item.required} for item in items],
         },
     )
+    insert(dossier, *items, *held, opened)
     enqueue(kind=START, key=str(dossier.pk), payload={"dossier": dossier.pk})
     return dossier
 

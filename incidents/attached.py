@@ -2,6 +2,9 @@
 
 from incidents.models import Incident
 from runs.models import Finding
+from runs.rows import raw_cursor
+
+_ATTACH = "UPDATE runs_finding SET incident = %s, needs_incident = false WHERE id = ANY(%s)"
 
 
 def findings(incident: Incident) -> list[Finding]:
@@ -18,9 +21,8 @@ def attach(incident: Incident, joining: list[Finding]) -> None:
     home = str(incident.pk)
     new = [finding for finding in joining if finding.incident != home or finding.needs_incident]
     if new:
-        Finding.objects.filter(pk__in=[finding.pk for finding in new]).update(
-            incident=home, needs_incident=False
-        )
+        with raw_cursor() as cursor:
+            cursor.execute(_ATTACH, (home, [finding.pk for finding in new]))
     for finding in new:
         finding.incident, finding.needs_incident = home, False
     incident.__dict__.pop("_findings_read", None)

@@ -1,5 +1,6 @@
 """The first diagnosis of an incident: rows in, `andon.diagnose` asked, words out."""
 
+import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,10 +14,12 @@ from andon.diagnose.symptoms import SYMPTOMS, Symptom
 from incidents import firstbad, rules
 from incidents.models import Incident
 from runs.attempts import attempt_of
-from runs.models import Event, Finding, Run
+from runs.models import Finding, Run
+from runs.rows import raw_cursor
 
 Recurrence = Literal["none", "same_data", "same_step", "other_step", "other_nodes", "same_node"]
 _HARDWARE_EVENTS = ("hardware.xid", "hardware.ecc", "hardware.link")
+_HARDWARE = "SELECT DISTINCT node, type, data FROM andon_events_of(%s, %s, %s) WHERE node <> '' LIMIT %s"
 _HARDWARE_ROWS = 1_000  # different records: a device repeats its own, and a storm of them is one fault
 
 
@@ -115,14 +118,10 @@ def applied(findings: list[Finding], first_bad: dict[str, Any]) -> bool | None:
 
 def hardware_nodes(run: Run, attempt: int) -> frozenset[str]:
     """Return the nodes of an attempt on which a hardware fault was recorded."""
-    rows = (
-        Event.objects.filter(run_id=run.pk, attempt=attempt, type__in=_HARDWARE_EVENTS)
-        .exclude(node="")
-        .order_by()
-        .values_list("node", "type", "data")
-        .distinct()[:_HARDWARE_ROWS]
-    )
-    return frozenset(node for node, kind, data in rows if is_fault(kind, data))
+    with raw_cursor() as cursor:
+        cursor.execute(_HARDWARE, (run.pk, attempt, list(_HARDWARE_EVENTS), _HARDWARE_ROWS))
+        rows = cursor.fetchall()
+    return frozenset(node for node, kind, data in rows if is_fault(kind, json.loads(data)))
 
 
 def known_recurrence(incident: Incident) -> Recurrence:

@@ -15,6 +15,7 @@ from runs.attempts import attempt_of
 from runs.directives import set_directive
 from runs.formatting import count, rank_words
 from runs.models import Directive, Finding, Person, Run
+from runs.rows import raw_cursor
 
 
 def hold(
@@ -72,12 +73,20 @@ def end_live_permit(run: Run, why: str) -> None:
     A new failure leaves no older permission standing.
     """
     now = timezone.now()
-    live = Permit.objects.filter(run=run, state__in=[Permit.State.ISSUED, Permit.State.EXCHANGED])
-    for permit_id, request_id in live.values_list("pk", "request_id"):
-        Permit.objects.filter(pk=permit_id).update(state=Permit.State.VOIDED, ended_at=now, ended_why=why)
+    live = [str(Permit.State.ISSUED), str(Permit.State.EXCHANGED)]
+    with raw_cursor() as cursor:
+        cursor.execute(_VOID, (str(Permit.State.VOIDED), now, why, run.pk, live))
+        ended = [request_id for (request_id,) in cursor.fetchall()]
+    if ended:
         ResumeRequest.objects.filter(
-            pk=request_id, state__in=[ResumeRequest.State.OPEN, ResumeRequest.State.APPROVED]
+            pk__in=ended, state__in=[ResumeRequest.State.OPEN, ResumeRequest.State.APPROVED]
         ).update(state=ResumeRequest.State.VOIDED, ended_at=now, ended_why=[why])
+
+
+_VOID = """
+UPDATE incidents_permit SET state = %s, ended_at = %s, ended_why = %s
+WHERE run_id = %s AND state = ANY(%s) RETURNING request_id
+"""
 
 
 def rule_name(finding: Finding | None) -> str:
@@ -153,10 +162,13 @@ def _write_hold(
 
 def progress_step(run: Run, attempt: int) -> int | None:
     """Return the newest step an attempt reported, None when it reported none."""
-    progress = getattr(run, "progress", None)
-    if progress is not None and progress.attempt == attempt:
-        return int(progress.step) if progress.step is not None else None
-    return None
+    # Not the whole row: it names every node of a fleet.
+    with raw_cursor() as cursor:
+        cursor.execute(
+            "SELECT step FROM runs_runprogress WHERE run_id = %s AND attempt = %s", (run.pk, attempt)
+        )
+        found = cursor.fetchone()
+    return None if found is None else found[0]
 
 
 def _given_deadline(incident: Incident) -> datetime | None:

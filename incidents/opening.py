@@ -31,10 +31,12 @@ from incidents.models import Incident, StateChange
 from incidents.rulebook import breaker
 from incidents.rules import Effect
 from runs.attempts import attempt_of
+from runs.inserting import insert
 from runs.locks import lock_run
 from runs.models import Finding, Person, Run
 from runs.policies import policy_for
 from runs.signals import findings_stored
+from runs.work import enqueued_together
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +81,11 @@ def open_incident(
     In this one transaction: the freeze plan with its holds, the incident, the directive, the ledger
     row, the first plan. Without findings it is a person's hold.
     """
+    with enqueued_together():
+        return _open(run, findings, person, why)
+
+
+def _open(run: Run, findings: list[Finding], person: Person | None, why: str) -> Incident:
     now = timezone.now()
     policy = policy_for(run.pk)
     lead = rules.leading(findings) if findings else None
@@ -99,7 +106,7 @@ def open_incident(
     )
     mine = [finding for finding in findings if finding.attempt == attempt]
     answer = diagnosis.of(run, attempt, mine, first_bad)
-    incident = Incident.objects.create(
+    incident = Incident(
         id=number,
         run=run,
         attempt=attempt,
@@ -118,9 +125,8 @@ def open_incident(
         watch_attempt=None if holds else attempt,
         watch_until_step=None if holds else worsening.watch_until(mine, policy),
     )
-    StateChange.objects.create(
-        incident=incident, before="", after=incident.state, at=now, person=person, why=why
-    )
+    opened = StateChange(incident=incident, before="", after=incident.state, at=now, person=person, why=why)
+    insert(incident, opened)
     attached.attach(incident, findings)
     with states.recorded_together():
         _tell_opened(incident, lead, person, why)

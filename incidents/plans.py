@@ -16,6 +16,7 @@ from incidents import attached, board, diagnosis, firstbad, holding, positions, 
 from incidents.models import Incident, Plan
 from runs.attempts import attempt_of
 from runs.formatting import count
+from runs.inserting import insert
 from runs.models import Checkpoint, Finding, Person, Run
 from runs.reading import kept
 
@@ -92,7 +93,7 @@ def store(incident: Incident, made: Draft, *, person: Person | None) -> Plan:
 
 
 def _store(incident: Incident, made: Draft, *, number: int, person: Person | None) -> Plan:
-    plan = Plan.objects.create(
+    plan = Plan(
         incident=incident,
         number=number,
         kind=made.kind,
@@ -106,6 +107,7 @@ def _store(incident: Incident, made: Draft, *, number: int, person: Person | Non
         made_by=person,
         made_at=timezone.now(),
     )
+    insert(plan)
     states.record(
         incident,
         kind="plan",

@@ -12,10 +12,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from django.db import connection
-
 from incidents.ledger import POSITIONS
-from runs.models import Checkpoint, Event, Run
+from runs.models import Checkpoint, Run
+from runs.rows import raw_cursor
 
 _TYPES = ("step", "loader.position", "batch.seen", "skip", "checkpoint.committed")
 # Other names under which loaders of the field report the same number.
@@ -26,15 +25,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "schedule_position": ("schedule_position", "lr_step"),
 }
 _COMPUTABLE = ("loader_position", "consumed_samples")
-# Most trainers name no position: the database looks through the newest events, and only those that can name
-# one are fetched and decoded. This runs while an incident opens.
-_NEWEST = """
-SELECT step, data::text FROM (
-    SELECT step, data FROM runs_event
-    WHERE run_id = %s AND attempt = %s AND type = ANY(%s) AND step IS NOT NULL
-    ORDER BY step DESC LIMIT 2000
-) AS newest WHERE data ?| %s
-"""
+# This is asked while an incident opens, so the plans are kept (`runs.sql_ingest`). Most trainers name no
+# position: the database looks through the newest events, and only those that can name one are decoded.
+_AT = "SELECT step, data FROM andon_events_at(%s, %s, %s, %s, %s)"
+_NEWEST = "SELECT step, data FROM andon_newest_events(%s, %s, %s, %s, 2000)"
+_CHECKPOINTS = f"SELECT attempt, step, {', '.join(POSITIONS)} FROM runs_checkpoint WHERE run_id = %s"  # noqa: S608
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +88,11 @@ def at(run: Run, attempt: int, step: int) -> Known:
 def at_each(run: Run, attempt: int, steps: Sequence[int]) -> list[Known]:
     """Return the positions after each of `steps`, which should lie near each other."""
     told: dict[int, dict[str, int]] = {step: {} for step in steps}
-    rows = (
-        Event.objects.filter(run_id=run.pk, attempt=attempt, step__in=steps, type__in=_TYPES)
-        .order_by("-received_at")
-        .values_list("step", "data")[: 400 * len(steps)]
-    )
+    with raw_cursor() as cursor:
+        cursor.execute(_AT, (run.pk, attempt, list(_TYPES), list(steps), 400 * len(steps)))
+        rows = cursor.fetchall()
     for step, data in rows:
-        assert step is not None
-        for name, value in of_event(data).items():
+        for name, value in of_event(json.loads(data)).items():
             # Ranks of one step report the same number; a straggler's smaller one is its local view.
             told[step][name] = max(value, told[step].get(name, 0))
     reports = _Reports(run, attempt)
@@ -142,8 +134,9 @@ class _Reports:
     @cached_property
     def checkpoints(self) -> list[tuple[int, int, tuple[int | None, ...]]]:
         """Return attempt, step and `POSITIONS` of every checkpoint of the run."""
-        rows = Checkpoint.objects.filter(run=self._run).values_list("attempt", "step", *POSITIONS)
-        return [(attempt, step, tuple(values)) for attempt, step, *values in rows]
+        with raw_cursor() as cursor:
+            cursor.execute(_CHECKPOINTS, (self._run.pk,))
+            return [(attempt, step, tuple(values)) for attempt, step, *values in cursor.fetchall()]
 
     @cached_property
     def points(self) -> dict[str, list[tuple[int, int]]]:
@@ -154,8 +147,8 @@ class _Reports:
                 if value is not None and name in found:
                     found[name][step] = value
         keys = [key for name in _COMPUTABLE for key in _NAMES[name]]
-        with connection.cursor() as cursor:
-            cursor.execute(_NEWEST, [self._run.pk, self._attempt, list(_TYPES), [*keys, "positions"]])
+        with raw_cursor() as cursor:
+            cursor.execute(_NEWEST, (self._run.pk, self._attempt, list(_TYPES), [*keys, "positions"]))
             for step, data in cursor.fetchall():
                 for name, value in of_event(json.loads(data)).items():
                     if name in found:

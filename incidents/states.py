@@ -13,7 +13,9 @@ from evidence.models import Dossier
 from evidence.retention import dates
 from incidents.models import Incident, StateChange, TimelineEntry
 from incidents.paging import asking
+from runs.inserting import insert
 from runs.models import Person
+from runs.rows import raw_cursor
 
 S = Incident.State
 # From → to. What is not here cannot happen, whoever asks.
@@ -90,7 +92,7 @@ def record(
     )
     together = _together.get()
     if together is None:
-        entry.save(force_insert=True)
+        insert(entry)
         _ask_to_tell([entry])
     else:
         together.append(entry)
@@ -106,7 +108,7 @@ def recorded_together() -> Iterator[None]:
         yield
     finally:
         _together.reset(outer)
-    TimelineEntry.objects.bulk_create(entries)
+    insert(*entries)
     _ask_to_tell(entries)
 
 
@@ -121,6 +123,11 @@ _together: ContextVar[list[TimelineEntry] | None] = ContextVar("together", defau
 
 def unresolved(run_id: int) -> Incident | None:
     """Return the one incident of a run that is not resolved."""
-    found = Incident.objects.filter(run_id=run_id, state__in=Incident.UNRESOLVED).values_list("pk", flat=True)
-    pk = found.first()  # mostly there is none, and three wide tables need not be named to find that out
-    return None if pk is None else Incident.objects.select_related("run", "dossier").get(pk=pk)
+    # Mostly there is none, and three wide tables need not be named to find that out.
+    with raw_cursor() as cursor:
+        cursor.execute(_UNRESOLVED, (run_id, list(map(str, Incident.UNRESOLVED))))
+        found = cursor.fetchone()
+    return None if found is None else Incident.objects.select_related("run", "dossier").get(pk=found[0])
+
+
+_UNRESOLVED = "SELECT id FROM incidents_incident WHERE run_id = %s AND state = ANY(%s)"

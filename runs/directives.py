@@ -8,9 +8,10 @@ from django.utils import timezone
 
 from andon.directive import Directive as Message
 from andon.directive import HoldMode, Kind
+from runs.inserting import insert
 from runs.keys import server_key
 from runs.models import Attempt, Directive, DirectiveAck, Run
-from runs.reading import kept
+from runs.reading import kept, read_before
 
 
 class Obedience(TypedDict):
@@ -84,7 +85,7 @@ def set_directive(
         plan=plan,
         permit=permit or None,
     )
-    return Directive.objects.create(
+    row = Directive(
         run=run,
         seq=message.seq,
         kind=kind,
@@ -95,6 +96,8 @@ def set_directive(
         set_by=set_by,
         why=why,
     )
+    insert(row)
+    return row
 
 
 def _newest(run_id: int) -> tuple[int | None, int | None]:
@@ -111,6 +114,8 @@ def _newest(run_id: int) -> tuple[int | None, int | None]:
 
 def newest_attempt(run_id: int) -> Attempt | None:
     """Return number and world size of a run's newest attempt, None before any launch."""
+    if (known := read_before(("launches", run_id))) is not None:
+        return next(iter(known), None)
     rows = Attempt.objects.filter(run_id=run_id).order_by("-number").only("number", "world_size")
     return kept(("newest attempt", run_id), rows.first)
 

@@ -235,7 +235,7 @@ def _judge(
     findings = judging.store(
         run_id=post.run_id, policy=policy, judged=judged, received_at=post.received_at, standing=standing
     )
-    return judging.act(run_id=post.run_id, policy=policy, findings=findings, turn=turn)
+    return judging.act(run_id=post.run_id, policy=policy, findings=findings, standing=standing, turn=turn)
 
 
 def retried(take: Callable[[], HttpResponse | None]) -> HttpResponse | None:

@@ -18,7 +18,6 @@ from django.utils import timezone
 from andon.detect.finding import Finding as Said
 from andon.policy import Policy
 from runs import directives, turns
-from runs.locks import lock_run
 from runs.models import Directive, Finding, Pending, Run
 from runs.rows import directive_text, raw_cursor
 from runs.signals import findings_stored
@@ -220,12 +219,22 @@ def _says(one: Judged, standing: Standing) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def act(*, run_id: int, policy: Policy, findings: Sequence[Finding], turn: turns.Turn | None = None) -> bool:
+def act(
+    *,
+    run_id: int,
+    policy: Policy,
+    findings: Sequence[Finding],
+    standing: Standing | None = None,
+    turn: turns.Turn | None = None,
+) -> bool:
     """Let acting findings open an incident, in a savepoint of the transaction that stored them.
 
     If that fails for any reason the data and the findings stay, and a halt holds the run without an
     incident; the findings keep `needs_incident` and the sweep opens the incident later. Returns
     whether there was anything to act on, so that the directive may be another one now.
+
+    Args:
+        standing: the directive in force, where this transaction has read it.
 
     Raises:
         turns.Elsewhere: `turn` was given, and another thread has it: the transaction must be given up.
@@ -233,7 +242,8 @@ def act(*, run_id: int, policy: Policy, findings: Sequence[Finding], turn: turns
     waiting = [row for row in findings if row.needs_incident and not row.incident]
     if not waiting:
         return False
-    standing = Standing.of(directive_text(run_id))
+    if standing is None:
+        standing = Standing.of(directive_text(run_id))
     if standing.holding and not standing.incident:
         return True  # opening failed before: the sweep has it, and trying at every post would lock the run
     if turn is not None:
@@ -249,11 +259,15 @@ def act(*, run_id: int, policy: Policy, findings: Sequence[Finding], turn: turns
     return True
 
 
+_RUN = [field.attname for field in Run._meta.concrete_fields]
+_LOCK = f"SELECT {', '.join(f'(locked).{name}' for name in _RUN)}, directive FROM andon_lock_run(%s, %s)"  # noqa: S608 (columns of our own)
+
+
 def _tell(run_id: int, waiting: list[Finding]) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT set_config('lock_timeout', %s, true)", [OPENING_WAIT])
-    run = lock_run(run_id)
-    standing = Standing.of(directive_text(run_id))
+    with raw_cursor() as cursor:
+        cursor.execute(_LOCK, (run_id, OPENING_WAIT))
+        *values, directive = cursor.fetchone() or (None,)
+    run, standing = Run.from_db(connection.alias, _RUN, values), Standing.of(directive)
     if standing.holding and standing.incident:
         # Another post opened it while this one waited for the lock: join it as a latecomer does.
         ids = [row.pk for row in waiting]
@@ -265,7 +279,7 @@ def _tell(run_id: int, waiting: list[Finding]) -> None:
         )
     else:
         findings_stored.send(sender=Finding, run=run, findings=waiting, locked=True)
-    with connection.cursor() as cursor:
+    with raw_cursor() as cursor:
         cursor.execute("SELECT set_config('lock_timeout', '0', true)")
 
 

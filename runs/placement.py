@@ -14,6 +14,7 @@ from runs.models import Attempt, Run
 from runs.reading import kept
 
 Node = tuple[str, list[int], list[str]]
+VERSION = "runs_attempt.xmin::text || runs_attempt.ctid::text"  # of an attempt's row, as it is now
 _KEPT = 32  # attempts: a few megabytes each at the largest
 
 
@@ -26,11 +27,11 @@ def nodes_of(run: Run, attempt: int) -> list[Node]:
 def topology_of(run: Run, attempt: int) -> Topology | None:
     """Return the groups of an attempt; None when it told none, or none that can be read."""
     row = _version(run, attempt)
-    return None if row is None else _topology(*row)
+    return None if row is None else topology_at(*row)
 
 
 def _version(run: Run, attempt: int) -> tuple[int, str] | None:
-    known = RawSQL("runs_attempt.xmin::text || runs_attempt.ctid::text", (), output_field=TextField())
+    known = RawSQL(VERSION, (), output_field=TextField())  # noqa: S611 (a constant)
     rows = Attempt.objects.filter(run=run, number=attempt).annotate(version=known)
     return kept(("placement", run.pk, attempt), rows.values_list("pk", "version").first)
 
@@ -48,7 +49,8 @@ def _nodes(pk: int, version: str) -> list[Node]:
 
 
 @lru_cache(maxsize=_KEPT)
-def _topology(pk: int, version: str) -> Topology | None:
+def topology_at(pk: int, version: str) -> Topology | None:
+    """Return the groups of the attempt with this key, of which a row of this `VERSION` was just seen."""
     groups = Attempt.objects.filter(pk=pk).values_list("groups", flat=True).first()
     try:
         return Topology.from_groups(groups) if groups else None

@@ -31,11 +31,13 @@ SHOWN = (
     "loader_position",
 )
 
-# SKIP LOCKED: another process writes the same row this very moment, and its news is as good.
+# The commit waits for no disk: a post waits for this row, and what a crash takes of it the next post writes.
 _WRITE = """
+WITH quick AS (SELECT set_config('synchronous_commit', 'off', true))
 INSERT INTO runs_runprogress (run_id, attempt, step, step_at, last_post_at, last, nodes, not_watched_why,
                               unread_bodies, unread_bytes)
-VALUES (%(run)s, %(attempt)s, %(step)s, %(step_at)s, %(post_at)s, %(last)s, %(nodes)s, '', 0, 0)
+SELECT %(run)s, %(attempt)s::int, %(step)s::bigint, %(step_at)s::timestamptz, %(post_at)s::timestamptz,
+       %(last)s, %(nodes)s, '', 0, 0 FROM quick
 ON CONFLICT (run_id) DO UPDATE SET
     step_at = CASE WHEN EXCLUDED.step IS NOT NULL AND (runs_runprogress.step IS NULL
                    OR EXCLUDED.attempt > coalesce(runs_runprogress.attempt, 0)

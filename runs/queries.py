@@ -6,12 +6,12 @@ from typing import Any
 
 from andon.detect.cells import SOURCES, VALUES, BadCells, FirstBad, Phase, cells
 from andon.detect.cells import first_bad as earliest
+from runs import placement
 from runs.cellmap import grid_states
 from runs.curves import Point, series
 from runs.lanes import folded, numbers
 from runs.layers import layer_series
 from runs.models import Event, Run
-from runs.placement import topology_of
 from runs.rows import raw_cursor
 
 __all__ = [
@@ -20,7 +20,6 @@ __all__ = [
     "bad_cells",
     "events",
     "first_bad",
-    "first_recorded_step",
     "grid_states",
     "layer_series",
     "series",
@@ -28,14 +27,20 @@ __all__ = [
 
 # Only the cells of the earliest bad step decide, so only they leave the database: in a dead run of 16,384
 # ranks as a few rows, one for all lanes that went bad in the same way.
-_FIRST = """
-(SELECT step, skipped FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND NOT skipped
- ORDER BY step LIMIT 1)
-UNION ALL
-(SELECT step, skipped FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND skipped
- ORDER BY step LIMIT 1)
-LIMIT 1
-"""
+_FIRST = f"""
+SELECT f.step, f.skipped, andon_first_recorded_step(%(run)s, %(attempt)s), a.id, a.version
+FROM (
+    (SELECT step, skipped FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND NOT skipped
+     ORDER BY step LIMIT 1)
+    UNION ALL
+    (SELECT step, skipped FROM runs_firstbad WHERE run_id = %(run)s AND attempt = %(attempt)s AND skipped
+     ORDER BY step LIMIT 1)
+    LIMIT 1
+) f LEFT JOIN (
+    SELECT id, {placement.VERSION} AS version FROM runs_attempt
+    WHERE run_id = %(run)s AND number = %(attempt)s
+) a ON true
+"""  # noqa: S608 (our own constant)
 # Reduced values decide only where no rank has a local one: then they are left where they are, too.
 _AT = """
 SELECT stream, rank, micro_batch, phase, view = 'local', bits, series, value, array_agg(lane)
@@ -48,14 +53,6 @@ GROUP BY stream, rank, micro_batch, phase, view, bits, series, value
 _AT_APPLIED, _AT_SKIPPED = _AT.format("NOT skipped"), _AT.format("skipped")
 
 
-def first_recorded_step(run: Run, attempt: int) -> int | None:
-    """Return the lowest step of an attempt that anything was posted about."""
-    with raw_cursor() as cursor:
-        cursor.execute("SELECT andon_first_recorded_step(%s, %s)", (run.pk, attempt))
-        row = cursor.fetchone()
-    return None if row is None or row[0] is None else int(row[0])
-
-
 def first_bad(run: Run, attempt: int) -> FirstBad | None:
     """Return the first-bad cell of an attempt with its ties, None when nothing was bad."""
     with raw_cursor() as cursor:
@@ -63,7 +60,7 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
         first = cursor.fetchone()
         if first is None:
             return None
-        step, skipped = int(first[0]), bool(first[1])
+        step, skipped, recorded = int(first[0]), bool(first[1]), first[2]
         at = {"run": run.pk, "attempt": attempt, "step": step}
         cursor.execute(_AT_SKIPPED if skipped else _AT_APPLIED, at)
         found = _columns(cursor.fetchall())
@@ -71,10 +68,8 @@ def first_bad(run: Run, attempt: int) -> FirstBad | None:
     if "layer" in found:
         names, of_rank = found["layer"][0], found["layer"][1]
         layers = _cells(step, skipped, [_layer(name) for name in names], found["layer"], rank=of_rank)
-    topology = topology_of(run, attempt)
-    return earliest(
-        ranks, topology=topology, layers=layers, first_recorded_step=first_recorded_step(run, attempt)
-    )
+    topology = None if first[3] is None else placement.topology_at(first[3], first[4])
+    return earliest(ranks, topology=topology, layers=layers, first_recorded_step=recorded)
 
 
 def _columns(rows: list[tuple[Any, ...]]) -> dict[str, tuple[list[Any], ...]]:

@@ -282,7 +282,50 @@ BEGIN
 END $$;
 """
 
-STATEMENTS = (_EVENTS, _FRAMES, _FIRST_BAD, _FINDINGS, _JOINED, _RECORDED)
+# What the opening of an incident asks for, while a trainer waits. The directive is read when the lock is had,
+# so it is seen as whoever had the lock before left it.
+_OPENING = """
+CREATE FUNCTION andon_lock_run(p_run bigint, p_wait text, OUT locked runs_run, OUT directive text)
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM set_config('lock_timeout', p_wait, true);
+    SELECT * INTO locked FROM runs_run WHERE id = p_run FOR NO KEY UPDATE;
+    SELECT document::text INTO directive FROM runs_directive
+        WHERE run_id = p_run ORDER BY seq DESC LIMIT 1;
+END $$;
+
+CREATE FUNCTION andon_events_of(p_run bigint, p_attempt integer, p_types text[])
+RETURNS TABLE (id bigint, type text, rank integer, node text, data jsonb)
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT e.id, e.type, e.rank, e.node, e.data FROM runs_event e
+        WHERE e.run_id = p_run AND e.attempt = p_attempt AND e.type = ANY(p_types);
+END $$;
+
+CREATE FUNCTION andon_events_at(
+    p_run bigint, p_attempt integer, p_types text[], p_steps bigint[], p_most integer
+) RETURNS TABLE (step bigint, data jsonb)
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT e.step, e.data FROM runs_event e
+        WHERE e.run_id = p_run AND e.attempt = p_attempt AND e.type = ANY(p_types) AND e.step = ANY(p_steps)
+        ORDER BY e.received_at DESC LIMIT p_most;
+END $$;
+
+CREATE FUNCTION andon_newest_events(
+    p_run bigint, p_attempt integer, p_types text[], p_names text[], p_most integer
+) RETURNS TABLE (step bigint, data jsonb)
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan AS $$
+BEGIN
+    RETURN QUERY SELECT n.step, n.data FROM (
+        SELECT e.step, e.data FROM runs_event e
+        WHERE e.run_id = p_run AND e.attempt = p_attempt AND e.type = ANY(p_types) AND e.step IS NOT NULL
+        ORDER BY e.step DESC LIMIT p_most
+    ) AS n WHERE n.data ?| p_names;
+END $$;
+"""
+
+STATEMENTS = (_EVENTS, _FRAMES, _FIRST_BAD, _FINDINGS, _JOINED, _RECORDED, _OPENING)
 FUNCTIONS = (
     "andon_store_events",
     "andon_take_events",
@@ -294,5 +337,9 @@ FUNCTIONS = (
     "andon_of_posts",
     "andon_take_joined",
     "andon_first_recorded_step",
+    "andon_lock_run",
+    "andon_events_of",
+    "andon_events_at",
+    "andon_newest_events",
 )
 DROP = tuple(f"DROP FUNCTION {name};" for name in reversed(FUNCTIONS))

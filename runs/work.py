@@ -5,13 +5,17 @@ its own token. The doorbell may be lost at any time (broker down, worker killed)
 again for whatever is due, so losing the broker loses nothing but time.
 """
 
+import json
 import logging
 import random
 import threading
 import traceback
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime, timedelta
+from functools import partial
 
 from django.db import connection, transaction
 from django.db.models import F, Q, QuerySet
@@ -19,6 +23,7 @@ from django.utils import timezone
 
 from runs import bell
 from runs.models import Pending, Work
+from runs.rows import raw_cursor
 
 log = logging.getLogger(__name__)
 
@@ -125,21 +130,54 @@ def enqueue(
     Unfinished work of the same kind and key is not doubled: due work becomes due no later than
     asked, and work that runs right now will run once more, since it may have read too early.
     """
-    due = not_before or timezone.now()
-    work = Work(kind=kind, key=key, payload=payload or {}, not_before=due)
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "INSERT INTO runs_work"
-            " (kind, key, payload, state, not_before, attempts, again, error, created_at)"
-            " VALUES (%s, %s, %s, 'due', %s, 0, false, '', now())"
-            " ON CONFLICT (kind, key) WHERE state IN ('due', 'claimed') DO UPDATE SET"
-            " not_before = LEAST(runs_work.not_before, EXCLUDED.not_before), payload = EXCLUDED.payload,"
-            " again = runs_work.state = 'claimed' RETURNING id",
-            [kind, key, Work._meta.get_field("payload").get_db_prep_save(work.payload, connection), due],
-        )
-        work_id = cursor.fetchone()[0]
-    if due <= timezone.now():
-        transaction.on_commit(lambda: bell.ring("runs.tasks.run_work", work_id), robust=True)
+    asked: _Asked = {(kind, key): (payload or {}, not_before or timezone.now())}
+    together = _together.get()
+    if together is None:
+        _write(asked)
+        return
+    for about, (what, due) in asked.items():
+        known = together.get(about)
+        together[about] = what, min(due, known[1]) if known else due
+
+
+@contextmanager
+def enqueued_together() -> Iterator[None]:
+    """Ask with one statement, at its end, for all that is asked for in this block: a post waits for each."""
+    asked: _Asked = {}
+    outer = _together.set(asked)
+    try:
+        yield
+    finally:
+        _together.reset(outer)
+    _write(asked)
+
+
+_Asked = dict[tuple[str, str], tuple[Payload, datetime]]
+_together: ContextVar[_Asked | None] = ContextVar("together", default=None)
+# In one order, so that two who ask for the same at once cannot deadlock.
+_ENQUEUE = """
+INSERT INTO runs_work (kind, key, payload, state, not_before, attempts, again, error, created_at)
+SELECT kind, key, payload, 'due', due, 0, false, '', now()
+FROM unnest(%s::text[], %s::text[], %s::jsonb[], %s::timestamptz[]) AS asked (kind, key, payload, due)
+ORDER BY kind, key
+ON CONFLICT (kind, key) WHERE state IN ('due', 'claimed') DO UPDATE SET
+    not_before = LEAST(runs_work.not_before, EXCLUDED.not_before), payload = EXCLUDED.payload,
+    again = runs_work.state = 'claimed' RETURNING id, not_before
+"""
+
+
+def _write(asked: _Asked) -> None:
+    if not asked:
+        return
+    kinds, keys = map(list, zip(*asked, strict=True))
+    payloads = [json.dumps(what) for what, _ in asked.values()]
+    with raw_cursor() as cursor:
+        cursor.execute(_ENQUEUE, (kinds, keys, payloads, [due for _, due in asked.values()]))
+        found = cursor.fetchall()
+    now = timezone.now()
+    for work_id, due in found:
+        if due <= now:
+            transaction.on_commit(partial(bell.ring, "runs.tasks.run_work", work_id), robust=True)
 
 
 def run_one(work_id: int) -> bool:

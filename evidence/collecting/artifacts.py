@@ -1,10 +1,13 @@
 """Files that a trainer or an agent offers (`artifact.available`), sorted to the items that want them."""
 
+import json
+from collections.abc import Iterable
 from typing import Any
 
 from evidence.kinds import ARTIFACT_KINDS
 from evidence.models import Dossier, Item
 from runs.models import Event
+from runs.rows import raw_cursor
 
 # One entry per rank of the largest fleets and then some; more than this is a sender gone wrong.
 MAX_ARTIFACTS = 50_000
@@ -39,11 +42,8 @@ def refresh(dossier: Dossier) -> None:
 
 
 def _read(dossier: Dossier) -> list[dict[str, Any]]:
-    rows = Event.objects.filter(run_id=dossier.run_id, type="artifact.available")
-    if dossier.attempt is not None:
-        rows = rows.filter(attempt=dossier.attempt)
     entries: dict[str, dict[str, Any]] = {}
-    for rank, node, data in rows.order_by("id").values_list("rank", "node", "data")[:MAX_ARTIFACTS]:
+    for rank, node, data in _events(dossier):
         kind = ARTIFACT_KINDS.get(str(data.get("kind", "")))
         uri = data.get("uri")
         if kind is None or not isinstance(uri, str) or not uri:
@@ -57,6 +57,21 @@ def _read(dossier: Dossier) -> list[dict[str, Any]]:
             "sha256": _sha256(data.get("sha256")),
         }
     return list(entries.values())
+
+
+def _events(dossier: Dossier) -> Iterable[tuple[int | None, str, dict[str, Any]]]:
+    if dossier.attempt is None:
+        rows = Event.objects.filter(run_id=dossier.run_id, type="artifact.available").order_by("id")
+        return rows.values_list("rank", "node", "data")[:MAX_ARTIFACTS]
+    with raw_cursor() as cursor:
+        cursor.execute(_OFFERED, (dossier.run_id, dossier.attempt, MAX_ARTIFACTS))
+        return [(rank, node, json.loads(data)) for rank, node, data in cursor.fetchall()]
+
+
+# A freeze plan asks this while a trainer waits: its plan is kept, see `runs.sql_ingest`.
+_OFFERED = """
+SELECT rank, node, data FROM andon_events_of(%s, %s, ARRAY['artifact.available']) ORDER BY id LIMIT %s
+"""
 
 
 def _whole(value: object) -> int | None:

@@ -17,20 +17,25 @@ def hold(dossier: Dossier, items: Iterable[Item], undecided: Iterable[Checkpoint
 
     The run lock is held by the caller; the deletion gate sees the rows from the commit on.
     """
-    rows: list[Hold] = []
+    Hold.objects.bulk_create(rows_of(dossier, items, undecided, now), ignore_conflicts=True)
+
+
+def rows_of(
+    dossier: Dossier, items: Iterable[Item], undecided: Iterable[Checkpoint], now: datetime
+) -> list[Hold]:
+    """Return the hold rows (not saved) of these items' sources and of these checkpoints, one for each URI."""
+    rows: dict[str, Hold] = {}
     for item in items:
         if item.state in {Item.State.NOT_APPLICABLE, Item.State.MISSING}:
             continue
-        rows += [
-            Hold(dossier=dossier, run_id=dossier.run_id, uri=uri, item=item, placed_at=now)
-            for uri in _normal(_uris(item))
-        ]
-    rows += [
-        Hold(dossier=dossier, run_id=dossier.run_id, uri=uri, placed_at=now)
-        for checkpoint in undecided
-        for uri in _normal([checkpoint.uri])
-    ]
-    Hold.objects.bulk_create(rows, ignore_conflicts=True)
+        for uri in _normal(_uris(item)):
+            rows.setdefault(
+                uri, Hold(dossier=dossier, run_id=dossier.run_id, uri=uri, item=item, placed_at=now)
+            )
+    for checkpoint in undecided:
+        for uri in _normal([checkpoint.uri]):
+            rows.setdefault(uri, Hold(dossier=dossier, run_id=dossier.run_id, uri=uri, placed_at=now))
+    return list(rows.values())
 
 
 def hold_uris(dossier: Dossier, item: Item) -> None:
