@@ -75,6 +75,9 @@ def row_digest(row: Mapping[str, Any]) -> str:
     return sha256({name: value for name, value in row.items() if name != "digest"})
 
 
+CHANGED = "row {} was changed after it was written: its digest does not fit"
+
+
 class Chain:
     """A chain that is checked row by row, in the order of `seq`.
 
@@ -84,11 +87,12 @@ class Chain:
         wrong: one sentence per row that does not fit; [] while all do.
     """
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self.head = ""
+    def __init__(self, rows: int = 0, head: str = "") -> None:
+        """Begin before the first row, or after `rows` that were checked already and end in `head`."""
+        self.rows = rows
+        self.head = head
         self.wrong: list[str] = []
-        self._next = 1
+        self._next = rows + 1
         self._run: object = None
 
     def take(self, row: Mapping[str, Any]) -> None:
@@ -108,7 +112,7 @@ class Chain:
         elif row.get("previous") != self.head:
             self.wrong.append(f"{where} names another row before it than row {self._next - 1}")
         if digest != row_digest(row):
-            self.wrong.append(f"{where} was changed after it was written: its digest does not fit")
+            self.wrong.append(CHANGED.format(seq))
         self.rows += 1
         self.head = str(digest)
         self._next = seq + 1 if isinstance(seq, int) else self._next + 1

@@ -8,8 +8,9 @@ What is capped counts itself: the number of rows of its action on its UTC day, p
 out, is taken under the lock that orders the chain, so two at once are never both the last one allowed.
 """
 
-from collections.abc import Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection
@@ -19,10 +20,10 @@ from andon import ledger as chain
 from andon.ledger import POSITIONS, REQUIRED, SCHEMA
 from andon.ledger_files import rfc3339
 from incidents.models import Incident, LedgerRow
+from runs.inserting import insert
 from runs.models import Run
+from runs.rows import raw_cursor
 
-# Advisory locks share one number space with `runs.locks`; this key names "the ledger of a run".
-_LEDGER_LOCK = 0x0A11
 # Database ids are left out of a row's document: a chain must outlive a restore.
 _PLAIN = tuple(
     name for name in chain.FIELDS if name not in ("schema", "run", "at", "incident", "previous", "digest")
@@ -99,14 +100,15 @@ def append(
             f"ledger row {action!r} of {run.slug} is not complete: {', '.join(missing)}: "
             "give it, or say in none_because why there is none"
         )
-    _lock_chain(run.pk)
+    with raw_cursor() as cursor:
+        # Under the chain's lock until the transaction ends: two appends never get one number.
+        cursor.execute(_HEAD, (run.pk, run.pk & 0x7FFFFFFF, action, _midnight(row.at)))
+        seq, row.previous, used = cursor.fetchone() or (0, "", 0)
     if cap is not None:
-        row.budget = {"used": used_today(run, action, row.at) + 1, "of": cap}
-    newest = LedgerRow.objects.filter(run=run).order_by("-seq").values_list("seq", "digest").first()
-    seq, row.previous = newest or (0, "")
+        row.budget = {"used": used + 1, "of": cap}
     row.seq = seq + 1
     row.digest = chain.row_digest(document(row, run.slug))
-    row.save(force_insert=True)
+    insert(row)
     return row
 
 
@@ -120,13 +122,66 @@ def verify(run: Run) -> list[str]:
     return chain.verify(documents(run))
 
 
-def documents(run: Run, *, until: int | None = None) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found of a chain: a sentence for each row that does not fit, and when the whole was read."""
+
+    wrong: list[str]
+    at: datetime
+    rows: int
+    head: str
+
+
+WHOLE_EVERY = timedelta(
+    hours=1
+)  # ten thousand rows take seconds to read, and all the night they are the same
+_checked: dict[int, Checked] = {}  # in this process, by run
+
+
+def checked(run: Run, newest: LedgerRow | None, shown: Iterable[LedgerRow]) -> Checked:
+    """Check the chain of `run` as far as a page needs it: what was added since, and what it shows.
+
+    The whole is read once an hour, and whenever it does not go on where it ended; an export always reads it.
+
+    Args:
+        newest: the newest row, None when there is none.
+        shown: rows that are shown: each must be as it was written.
+    """
+    known = _checked.get(run.pk)
+    if (
+        known is None
+        or known.wrong
+        or timezone.now() - known.at >= WHOLE_EVERY
+        or not _goes_on(known, newest)
+    ):
+        links = chain.Chain()
+        for row in documents(run):
+            links.take(row)
+        known = Checked(links.wrong, timezone.now(), links.rows, links.head)
+    elif newest is not None and newest.seq > known.rows:
+        links = chain.Chain(known.rows, known.head)
+        for row in documents(run, after=known.rows):
+            links.take(row)
+        known = Checked(links.wrong, known.at, links.rows, links.head)
+    _checked[run.pk] = known
+    told = (document(row, run.slug) for row in shown)
+    changed = [chain.CHANGED.format(row["seq"]) for row in told if row["digest"] != chain.row_digest(row)]
+    return replace(known, wrong=[*known.wrong, *(one for one in changed if one not in known.wrong)])
+
+
+def _goes_on(known: Checked, newest: LedgerRow | None) -> bool:
+    """Whether a chain that was checked still ends where it did, or beyond."""
+    seq, digest = (newest.seq, newest.digest) if newest is not None else (0, "")
+    return seq > known.rows or (seq, digest) == (known.rows, known.head)
+
+
+def documents(run: Run, *, after: int = 0, until: int | None = None) -> Iterator[dict[str, Any]]:
     """Return the chain of `run` as documents, oldest first, read a few hundred at a time.
 
     By number, not by a cursor of the server: an export is read as slowly as its reader, and no transaction
     stays open meanwhile. Rows are only ever added, so the chain up to `until` is the same all along.
     """
-    seq = 0
+    seq = after
     while True:
         found = LedgerRow.objects.filter(run=run, seq__gt=seq)
         if until is not None:
@@ -156,7 +211,7 @@ def document(row: LedgerRow, run_slug: str) -> dict[str, Any]:
 
 def used_today(run: Run, action: str, now: datetime | None = None) -> int:
     """Return how many automatic actions of this kind the run has on this UTC day: what a cap counts."""
-    midnight = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
+    midnight = _midnight(now or timezone.now())
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT count(*) FROM incidents_ledgerrow"
@@ -172,10 +227,11 @@ def _four(positions: Mapping[str, int | None] | None) -> dict[str, int | None] |
     return {name: positions.get(name) for name in POSITIONS}
 
 
-def _lock_chain(run_id: int) -> None:
-    """Take the chain's head until the transaction ends: two appends never get one number."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s, %s)", [_LEDGER_LOCK, run_id & 0x7FFFFFFF])
+_HEAD = "SELECT seq, digest, used FROM incidents_ledger_head(%s, %s, %s, %s)"
+
+
+def _midnight(moment: datetime) -> datetime:
+    return moment.replace(hour=0, minute=0, second=0, microsecond=0)
 
 
 __all__ = ["POSITIONS", "REQUIRED", "SCHEMA", "Incomplete", "append", "document", "documents", "past_cap"]

@@ -1,6 +1,6 @@
 """Rows of one ledger or of all that a person may see, filtered and by the page."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
@@ -61,6 +61,7 @@ class Page:
 
     lines: list[LedgerLine]
     older: str  # "" = none
+    rows: list[LedgerRow] = field(default_factory=list)  # of the lines, where they are of one run
 
 
 def of_run(run: Run, wanted: Filter, before: str) -> Page:
@@ -70,7 +71,7 @@ def of_run(run: Run, wanted: Filter, before: str) -> Page:
         found = found.filter(seq__lt=int(before))
     listed = list(found.order_by("-seq")[: PAGE_ROWS + 1])
     shown = rows.ledger_lines(listed[:PAGE_ROWS], run.slug)
-    return Page(shown, str(shown[-1].seq) if len(listed) > PAGE_ROWS else "")
+    return Page(shown, str(shown[-1].seq) if len(listed) > PAGE_ROWS else "", listed[:PAGE_ROWS])
 
 
 def of_person(person: Person, wanted: Filter, before: str) -> Page:

@@ -3,7 +3,6 @@
 from django.contrib.auth.decorators import login_required
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, StreamingHttpResponse
 from django.shortcuts import render
-from django.utils import timezone
 from django.views.decorators.http import require_GET
 
 from andon.ledger_files import write
@@ -32,17 +31,19 @@ def _page(
 ) -> HttpResponse:
     wanted = ledger_page.Filter.of(request.GET)
     newest = LedgerRow.objects.filter(run=run).order_by("-seq").first()
+    page = ledger_page.of_run(run, wanted, request.GET.get("before", ""))
+    found = ledger.checked(run, newest, page.rows)
     return render(
         request,
         "incidents/ledger.html",
         {
             "run": run,
-            "page": ledger_page.of_run(run, wanted, request.GET.get("before", "")),
+            "page": page,
             "filter": wanted,
             "actions": ledger_page.actions(run, person_of(request)),
             "budgets": caps.today(run),
-            "wrong": ledger.verify(run) if wrong is None else wrong,
-            "checked_at": timezone.now(),
+            "wrong": found.wrong if wrong is None else wrong,
+            "checked_at": found.at,
             "newest": newest,
             "formats": NAMES,
         },

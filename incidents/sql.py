@@ -27,6 +27,27 @@ $$
 """
 
 
+# Advisory locks share one number space with `runs.locks`; this key names "the ledger of a run".
+LEDGER_LOCK = 0x0A11
+# What is read under the lock is read by statements that begin when it is had.
+_HEAD = f"""
+CREATE OR REPLACE FUNCTION incidents_ledger_head(
+    p_run bigint, p_lock integer, p_action text, p_since timestamptz,
+    OUT seq integer, OUT digest text, OUT used bigint
+) LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock({LEDGER_LOCK}, p_lock);
+    SELECT r.seq, r.digest INTO seq, digest FROM incidents_ledgerrow r
+        WHERE r.run_id = p_run ORDER BY r.seq DESC LIMIT 1;
+    seq := coalesce(seq, 0);
+    digest := coalesce(digest, '');
+    SELECT count(*) INTO used FROM incidents_ledgerrow r
+        WHERE r.run_id = p_run AND r.action = p_action AND r.at >= p_since AND r.budget IS NOT NULL;
+END
+$$
+"""  # noqa: S608 (our own number)
+
+
 def trigger_names(table: str) -> tuple[str, str]:
     """Return the names of a table's two triggers: for rows, and for TRUNCATE."""
     return f"{table}_append_only", f"{table}_no_truncate"
@@ -54,5 +75,8 @@ def _unprotect(table: str) -> str:
 
 OPERATIONS = [
     migrations.RunSQL(_FUNCTION, "DROP FUNCTION IF EXISTS incidents_refuse_change()"),
+    migrations.RunSQL(
+        _HEAD, "DROP FUNCTION IF EXISTS incidents_ledger_head(bigint, integer, text, timestamptz)"
+    ),
     *(migrations.RunSQL(_protect(table), _unprotect(table)) for table in APPEND_ONLY),
 ]

@@ -99,6 +99,46 @@ class TestChain:
         change(f"UPDATE incidents_ledgerrow SET why = 'nothing happened', digest = '{digest}' WHERE seq = 2")
         assert ledger.verify(run) == ["row 3 names another row before it than row 2"]
 
+    def looked_at(self, run, *shown):
+        return ledger.checked(run, run.ledger.last(), run.ledger.filter(seq__in=shown))
+
+    def test_a_page_reads_the_whole_once_and_then_what_was_added(self, run, django_assert_num_queries):
+        self.rows(run)
+        first = self.looked_at(run)
+        self.rows(run, n=2)
+        newest = run.ledger.last()
+        with django_assert_num_queries(1):
+            second = ledger.checked(run, newest, [])
+        assert (first.rows, second.rows, second.head) == (4, 6, newest.digest)
+        assert (first.at, second.wrong) == (second.at, [])
+        with django_assert_num_queries(0):
+            assert ledger.checked(run, newest, []) == second
+
+    def test_a_page_tells_at_once_what_is_wrong_with_a_row_it_shows(self, run, monkeypatch):
+        self.rows(run)
+        assert not self.looked_at(run).wrong
+        change("UPDATE incidents_ledgerrow SET why = 'nothing happened' WHERE seq = 2")
+        said = ["row 2 was changed after it was written: its digest does not fit"]
+        assert self.looked_at(run, 2, 3).wrong == said
+        assert not self.looked_at(run, 3).wrong
+        later = timezone.now() + ledger.WHOLE_EVERY
+        monkeypatch.setattr(timezone, "now", lambda: later)
+        assert self.looked_at(run, 3).wrong == said
+
+    def test_a_page_tells_at_once_that_the_newest_rows_are_others(self, run):
+        self.rows(run)
+        assert not self.looked_at(run).wrong
+        change("DELETE FROM incidents_ledgerrow WHERE seq = 3")
+        change("UPDATE incidents_ledgerrow SET digest = '' WHERE seq = 4")
+        assert len(self.looked_at(run).wrong) == 2
+
+    def test_a_row_that_does_not_follow_is_told_when_it_is_added(self, run):
+        self.rows(run)
+        assert not self.looked_at(run).wrong
+        self.rows(run, n=1)
+        change("UPDATE incidents_ledgerrow SET previous = 'another' WHERE seq = 5")
+        assert len(self.looked_at(run).wrong) == 2
+
     @pytest.mark.parametrize(
         "sql",
         [
