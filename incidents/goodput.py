@@ -249,7 +249,9 @@ def causes(counted: Sequence[OfRun], start: datetime, end: datetime) -> list[Cau
             if part.incident:
                 by_incident[part.incident] = by_incident.get(part.incident, 0.0) + part.amount
         worst = max(by_incident, key=lambda name: by_incident[name], default="")
-        made.append(CauseLine(cause, CAUSES[cause], len(mine), hours, worst))
+        # One incident is one time, in however many pieces it lies.
+        count = len(by_incident) + sum(1 for part in mine if not part.incident)
+        made.append(CauseLine(cause, CAUSES[cause], count, hours, worst))
     return sorted(made, key=lambda one: -one.hours)
 
 

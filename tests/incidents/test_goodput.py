@@ -141,6 +141,8 @@ class TestFalseAlarm:
         assert (charge.rule, charge.incidents) == ("spike", [str(held.incident().pk)])
         assert charge.hours == pytest.approx(line.hours["FALSE_ALARM"])
         assert charge.hours == pytest.approx(1.0, rel=0.02)
+        lost = goodput.causes(counted, START, START + timedelta(days=1))
+        assert {one.cause: one.count for one in lost} == {"FALSE_ALARM": 1, "PROGRAM_STARTUP": 1}
         assert goodput.charges(counted, START, held.start + timedelta(minutes=105)) == []
 
     def test_its_pages_say_so(self, held, team):
