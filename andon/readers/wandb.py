@@ -63,14 +63,21 @@ def read(body: bytes) -> list[Scalar]:
         SeriesError: it is neither, or holds no row; the message says where.
     """
     rows = _rows(body)
+    steps = [_step(row, _STEPS) for row in rows]
+    told = next((step for step in steps if step is not None), None)  # the last one named, from here on
     found: list[Scalar] = []
     for number, row in enumerate(rows):
-        step = _step(row, number)
+        named = steps[number]
+        if told is None:
+            called = _step(row, ("step",))
+            step = number if called is None else called
+        else:  # a row without one, as of an evaluation, was logged at the step before
+            step = told = told if named is None else named
         time = _number(row.get("_timestamp"))
-        for key, told in row.items():
+        for key, said in row.items():
             if key.startswith("_") or key in ("Step", "", "Unnamed: 0"):
                 continue
-            value = _number(told)
+            value = _number(said)
             if value is not None and len(found) < _MAX_SCALARS:
                 found.append(Scalar(time if time is not None and time > 0 else 0.0, step, key, value))
     return found
@@ -88,13 +95,13 @@ def _rows(body: bytes) -> list[Row]:
     return _table(text)
 
 
-def _step(row: Mapping[str, Any], number: int) -> int:
+def _step(row: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
     named = {plain(key): value for key, value in row.items()}
-    for name in (*_STEPS, "step"):
+    for name in names:
         value = _number(named.get(name))
         if value is not None and is_step(value):
             return int(value)
-    return number
+    return None
 
 
 # --- the run file
