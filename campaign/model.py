@@ -57,7 +57,9 @@ class Mix(nn.Module):  # type: ignore[misc]
     def forward(self, x: Tensor) -> Tensor:
         """Map (samples, tokens, width) to the same."""
         look = self.look(x)
-        scores = (look @ look.transpose(-1, -2) / WIDTH**0.5).half()  # Inf beyond 65,504
+        place = torch.arange(x.shape[1]) / 6.0
+        scores = look @ look.transpose(-1, -2) / WIDTH**0.5 + place[:, None] * place
+        scores = scores.half()  # Inf beyond 65,504: at places 7 it is 1.4, at 2,047 it is 116,000
         return x + scores.float().softmax(dim=-1).to(x.dtype) @ x
 
 
@@ -91,7 +93,7 @@ def sample(position: int, tokens: int = TOKENS) -> Tensor:
     """Return the sample at an absolute position, (tokens, width): noise, and where each token stands."""
     generator = torch.Generator().manual_seed(position)
     x = torch.randn(tokens, WIDTH, generator=generator)
-    x[:, -1] = 4.0 * torch.arange(tokens)
+    x[:, -1] = torch.arange(tokens) % TOKENS
     return x
 
 

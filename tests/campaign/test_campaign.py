@@ -45,7 +45,7 @@ def verdicts(tmp_path_factory):
     from campaign.table import all_cases
 
     cases = [case for case in all_cases() if case.name in NAMES]
-    seen = launching.play(cases, tmp_path_factory.mktemp("campaign"), 120.0)
+    seen = launching.play(cases, tmp_path_factory.mktemp("campaign"), 200.0)
     return {case.name: judge(case, seen[case.name]) for case in cases}
 
 
