@@ -111,7 +111,8 @@ class Rows:
         if after is not None:
             if after.number("after_moments", 0.0):
                 shared |= BIT_OPTIMIZER
-            if not np.isfinite(after.array("after_weight")).all():
+            weight = after.array("after_weight")
+            if weight is not None and not np.isfinite(weight).all():
                 shared |= BIT_WEIGHT
         bits = agreed.reading.bits | shared
         first_bit, micro_batch = self._first.pop(facts.step, (0, agreed.micro_batch))
@@ -161,9 +162,9 @@ class Rows:
 
     def _layers(self, agreed: "Agreement", host: Unpacked | None) -> None:
         norms = ratios = None
-        if host is not None:
+        if host is not None and (weight := host.array("after_weight")) is not None:
             with np.errstate(invalid="ignore", divide="ignore"):
-                norms = np.sqrt(host.array("after_weight"))
+                norms = np.sqrt(weight)
                 if (moved := host.array("after_moved")) is not None:
                     ratios = np.sqrt(moved / host.array("after_size"))
         now_ns, local = time.time_ns(), agreed.reading.view == "local"

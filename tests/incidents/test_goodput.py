@@ -1,6 +1,6 @@
 """Goodput over real rows: launches, steps, a hold, and who may look."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 from django.test import Client
@@ -108,13 +108,19 @@ class TestRows:
         assert counted[0].unknown == [1]
 
 
+class Began(World):
+    """A run that began at `start`."""
+
+    start: datetime
+
+
 @pytest.mark.django_db
 class TestFalseAlarm:
     """The last step ten minutes ago, held now and let go on now; the first new step takes five minutes."""
 
     @pytest.fixture
     def held(self, project, team):
-        world = World(project, "goodput")
+        world = Began(project, "goodput")
         world.start = timezone.now() - timedelta(minutes=115)
         train(world, 1, 1, 100, launched=0, start=world.start)
         world.spike(at=100, since=98)

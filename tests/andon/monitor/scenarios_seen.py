@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -88,7 +89,7 @@ def norms_are_right(rank, _folder):
         "expected": expected_norms(rank, net),
         "expected tied": expected_norms(rank, lambda: tied(net())),
     }
-    wraps = {
+    wraps: dict[str, tuple[Any, dict[str, Any]]] = {
         "ddp": (ddp, {}),
         "ddp, tied": (lambda inner: ddp(tied(inner)), {}),
         "ddp, gradients in buckets": (lambda inner: ddp(inner, gradient_as_bucket_view=True), {}),

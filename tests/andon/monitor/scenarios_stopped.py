@@ -110,7 +110,7 @@ def halted(rank, folder):
 def server_dead(rank, folder):
     """Bad steps with nobody to ask: 3 alone, then 5 and 6. What they would have done is never applied."""
     results = {}
-    kinds = {
+    kinds: dict[str, tuple[Any, str, dict[str, bool]]] = {
         "ddp, loss": (ddp, "forward_value", {}),
         "ddp, gradient": (ddp, "backward_value", {}),
         "fsdp2, gradient": (fsdp2, "backward_value", {}),
