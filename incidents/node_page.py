@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from andon.diagnose.devices import xid
+from andon.diagnose.gather.checks import verdict
 from incidents import node_lines
 from incidents.models import Incident
 from incidents.node_lines import NodeLine
@@ -14,7 +15,15 @@ from runs.access import visible_runs
 from runs.models import Attempt, FleetReport, Membership, NodeEvent, NodeReading, NodeStay, Person
 
 EVENTS, STAYS, REPORTS = 200, 100, 50
-_SAID = {"xid": "Xid", "ecc": "ECC", "thermal": "heat", "link": "link", "state": "state"}
+_SAID = {
+    "xid": "Xid",
+    "ecc": "ECC",
+    "thermal": "heat",
+    "link": "link",
+    "state": "state",
+    "preflight": "preflight",
+}
+_MEASURED = 6  # values shown of what a preflight measured
 SHOWN = (
     ("gpu_temp_c", "°C"),
     ("power_w", "W"),
@@ -68,6 +77,11 @@ class NodePage:
     stays: list[Stay]
     happenings: list[Happening]
     devices: list[Device]
+
+    @property
+    def preflight(self) -> Happening | None:
+        """The newest preflight that was told of it."""
+        return next((one for one in self.happenings if one.what == _SAID["preflight"]), None)
 
 
 def of_node(person: Person, name: str) -> NodePage | None:
@@ -169,6 +183,8 @@ def _says(row: NodeEvent) -> str:
         code, kind, words = xid(data)
         if code is not None:
             return ", ".join([*pieces, f"Xid {code}, {words} ({kind})"])
+    if row.kind == "preflight":
+        return _preflight(data)
     for key in ("xid", "state", "reason", "message", "detail", "gpu", "gpu_uuid", "port", "temp_c", "ticket"):
         value = data.get(key)
         if isinstance(value, str | int | float) and not isinstance(value, bool) and value != "":
@@ -179,6 +195,20 @@ def _says(row: NodeEvent) -> str:
     return ", ".join(pieces) or (
         f"{formatting.plural(rest, 'value')} told" if rest else "nothing more was told"
     )
+
+
+def _preflight(data: dict[str, Any]) -> str:
+    """Return "passed, busbw gbps 412, min ratio 0.9, ratio 0.97": the verdict, then what was measured."""
+    passed = verdict(data)
+    measured = [
+        f"{key.replace('_', ' ')} {value}"
+        for key, value in sorted(data.items())
+        if isinstance(value, str | int | float)
+        and not isinstance(value, bool)
+        and verdict({key: value}) is None
+    ]
+    said = "no verdict told" if passed is None else "passed" if passed else "failed"
+    return ", ".join([said, *measured[:_MEASURED]])
 
 
 def _devices(runs: dict[int, str], name: str) -> list[Device]:

@@ -1,4 +1,4 @@
-"""What happens on nodes, as posts tell it: Xid and ECC errors, heat, links, another state."""
+"""What happens on nodes, as posts tell it: Xid and ECC errors, heat, links, another state, a preflight."""
 
 import logging
 from collections.abc import Iterable
@@ -15,6 +15,7 @@ NODE_EVENTS = {
     "hardware.thermal": "thermal",
     "hardware.link": "link",
     "node.state": "state",
+    "preflight.report": "preflight",
 }
 
 

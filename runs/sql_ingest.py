@@ -29,7 +29,7 @@ BEGIN
     ), noted AS (
         INSERT INTO runs_pending (run_id, what, ref, received_at)
         SELECT p_run, 'event', id, received_at FROM stored
-        WHERE type IN ('step', 'skip', 'node.state') OR type LIKE 'hardware.%'
+        WHERE type IN ('step', 'skip', 'node.state', 'preflight.report') OR type LIKE 'hardware.%'
     )
     SELECT array_agg(id ORDER BY index) INTO ids FROM stored;
     RETURN ids;

@@ -68,7 +68,7 @@ class NodeEvent(models.Model):
     run = models.ForeignKey(Run, models.CASCADE, related_name="node_events")
     attempt = models.PositiveIntegerField()
     node = models.CharField(max_length=200)
-    kind = models.CharField(max_length=24)  # xid | ecc | thermal | link | state
+    kind = models.CharField(max_length=24)  # xid | ecc | thermal | link | state | preflight
     step = models.BigIntegerField(null=True)
     rank = models.IntegerField(null=True)
     occurred_at = models.DateTimeField()

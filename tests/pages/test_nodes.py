@@ -1,5 +1,7 @@
 """Pages of nodes: which are in trouble, what happened on one, and nothing of what a person may not see."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -52,6 +54,12 @@ def fleet(project, alice, bob):
                 "attempt": 2,
                 "node": "node-09",
                 "data": {"state": "suspect", "reason": "slow"},
+            },
+            {
+                "type": "preflight.report",
+                "attempt": 2,
+                "node": "node-00",
+                "data": {"passed": False, "busbw_gbps": 331, "ratio": 0.78, "min_ratio": 0.9},
             },
             {"type": "step", "step": 7, "attempt": 2, "data": {"loss": 2.0}},
         ],
@@ -133,12 +141,19 @@ class TestOne:
         assert "web3, 2" in words.replace(" ,", ",")
         assert "8–15" in words
 
+    def test_the_newest_preflight_is_told_with_what_it_measured(self, as_bob, fleet):
+        words = text_of(as_bob.get("/nodes/node-00"))
+        told = re.search(r"preflight .{60}", words)
+        assert told is not None
+        assert told[0].startswith("preflight failed, busbw gbps 331, min ratio 0.9, ratio 0.78"), told[0]
+        assert "no preflight was told" in text_of(as_bob.get("/nodes/node-01"))
+
     def test_a_swap_is_told_on_both_nodes(self, as_bob, fleet):
         assert "out after it" in text_of(as_bob.get("/nodes/node-02"))
         assert "swapped in" in text_of(as_bob.get("/nodes/node-09"))
 
     def test_an_incident_that_began_on_it_is_linked(self, as_bob, incident):
-        link = f'<a href="/incidents/{incident.id}">'
+        link = f'href="/incidents/{incident.id}">'
         assert f"{link}incident" in as_bob.get("/nodes/node-01").content.decode()
         assert f"{link}incident" not in as_bob.get("/nodes/node-00").content.decode()
         assert f"{link}{incident.id}</a>" in as_bob.get("/nodes").content.decode()

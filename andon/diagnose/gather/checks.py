@@ -30,7 +30,7 @@ def facts(record: Record) -> list[Fact]:
 
 def _restore(event: Posted) -> list[Fact]:
     parts = [part for part in event.data.get("parts") or [] if isinstance(part, dict)]
-    judged = [(str(part.get("part", "?")), _verdict(part)) for part in parts]
+    judged = [(str(part.get("part", "?")), verdict(part)) for part in parts]
     differ = [name for name, equal in judged if equal is False]
     if differ:
         text = f"restored {', '.join(differ)} differ from what was saved"
@@ -42,15 +42,16 @@ def _restore(event: Posted) -> list[Fact]:
 
 
 def _said(event: Posted, good: str, bad: str, what: str) -> list[Fact]:
-    verdict = _verdict(event.data)
-    if verdict is None:
+    passed = verdict(event.data)
+    if passed is None:
         return []
-    said = "" if verdict else str(event.data.get("detail") or "")[:160]
-    text = f"{what}: {'passed' if verdict else 'failed'}{f' ({said})' if said else ''}"
-    return [Fact(id=event.id, kind=good if verdict else bad, text=text)]
+    said = "" if passed else str(event.data.get("detail") or "")[:160]
+    text = f"{what}: {'passed' if passed else 'failed'}{f' ({said})' if said else ''}"
+    return [Fact(id=event.id, kind=good if passed else bad, text=text)]
 
 
-def _verdict(data: dict[str, Any]) -> bool | None:
+def verdict(data: dict[str, Any]) -> bool | None:
+    """Return whether a report says that a check passed, None where it says neither."""
     for name in _KEYS:
         value = data.get(name)
         if isinstance(value, bool):
