@@ -10,5 +10,15 @@ class IncidentsConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect the receivers of the signals that lower apps send, the work and the checks."""
-        from incidents import bag, checks, fleet, launches, opening, reports, review, run_marks  # noqa: F401
+        from incidents import (  # noqa: F401
+            bag,
+            checks,
+            fleet,
+            launches,
+            opening,
+            reports,
+            review,
+            run_columns,
+            run_marks,
+        )
         from incidents.paging import raising, sending  # noqa: F401

@@ -4,24 +4,28 @@ The state of every run is needed to count and to sort them, so it is told by nar
 nodes and curves are read for the runs that are shown.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
+from django.dispatch import Signal
 from django.utils import timezone
 
 from runs import formatting, sparks
 from runs.attempts import NAMED
 from runs.models import Run, RunProgress
 from runs.rows import raw_cursor
+from runs.signals import goodput_wanted, incidents_wanted
 from runs.sparks import Spark
 
 # Without a learnt step time: a first step after a launch (compile, data) takes minutes, not ten.
 NO_PROGRESS_AFTER = timedelta(minutes=10)
 FRESH = timedelta(minutes=1)  # a node that posted within it is alive
 
+OPEN_INCIDENT, WATCHING = "open incident", "watching"
 ORDER = ("held", "resuming", "not watched", "no progress", "running", "no steps yet", "finished")
 
 
@@ -34,6 +38,20 @@ class Standing:
     state: str
     since: datetime | None
     oldest: datetime  # the newest step, or when the run was made
+    incident: str  # "open incident" | "watching" | "" (none that is not resolved)
+
+    @property
+    def urgency(self) -> tuple[float, datetime, str]:
+        """What the list is sorted by: who needs a person first, then the oldest progress."""
+        place: float = ORDER.index(self.state)
+        # A run that goes on with an open incident waits for a person as a held one does, just after it.
+        if self.incident == OPEN_INCIDENT:
+            place = min(place, 0.5)
+        return place, self.oldest, self.slug
+
+    def fits(self, chip: str) -> bool:
+        """Whether the run is one of those a chip counts."""
+        return chip in (self.state, self.incident)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +69,8 @@ class RunLine:
     alive: str
     silent: int  # nodes not heard within a minute
     not_watched: str
+    tokens_per_s: str
+    goodput: str  # what share of today's GPU time was kept
     sparks: Mapping[str, Spark] = field(default_factory=dict)
 
     @property
@@ -82,13 +102,21 @@ def standings(runs: QuerySet[Run], *, now: datetime | None = None) -> list[Stand
     """Return where each run stands: those that need a person first, then by oldest progress."""
     now = now or timezone.now()
     with raw_cursor() as cursor:
-        cursor.execute(_STANDINGS, (list(runs.order_by().values_list("pk", flat=True)),))
+        ids = list(runs.order_by().values_list("pk", flat=True))
+        cursor.execute(_STANDINGS, (ids,))
         rows = cursor.fetchall()
+    incidents = _asked(incidents_wanted, ids)
     found = []
     for pk, slug, created_at, finished_at, step_at, not_watched_since, kind, since in rows:
         word, of = _state(finished_at, kind, since, step_at, not_watched_since, now)
-        found.append(Standing(pk, slug, word, of, step_at or created_at))
-    return sorted(found, key=lambda one: (ORDER.index(one.state), one.oldest, one.slug))
+        found.append(Standing(pk, slug, word, of, step_at or created_at, incidents.get(pk, "")))
+    return sorted(found, key=lambda one: one.urgency)
+
+
+def _asked(signal: Signal, ids: Sequence[int]) -> dict[int, Any]:
+    """Return what higher apps answer of these runs."""
+    answers: Any = signal.send(sender=Run, runs=ids)
+    return {pk: value for _, found in answers for pk, value in found.items()}
 
 
 def _state(
@@ -144,10 +172,19 @@ def lines(standing: Iterable[Standing], *, curves: bool = True, now: datetime | 
             if hasattr(run, "progress") and run.progress.step is not None
         ]
         drawn = sparks.of_runs(newest)
-    return [_line(one, runs[one.pk], facts[one.pk], drawn) for one in standing if one.pk in runs]
+    kept = _asked(goodput_wanted, ids) if curves else {}
+    return [
+        _line(one, runs[one.pk], facts[one.pk], drawn, kept.get(one.pk)) for one in standing if one.pk in runs
+    ]
 
 
-def _line(one: Standing, run: Run, facts: tuple[Any, ...], drawn: Mapping[tuple[int, str], Spark]) -> RunLine:
+def _line(
+    one: Standing,
+    run: Run,
+    facts: tuple[Any, ...],
+    drawn: Mapping[tuple[int, str], Spark],
+    kept: float | None,
+) -> RunLine:
     number, world_size, named, known, fresh = facts
     progress = getattr(run, "progress", None)
     last = progress.last if progress is not None else {}
@@ -164,8 +201,24 @@ def _line(one: Standing, run: Run, facts: tuple[Any, ...], drawn: Mapping[tuple[
         alive=alive(progress, total, known or 0, fresh or 0),
         silent=max(0, total - (fresh or 0)) if known else 0,
         not_watched=progress.not_watched_why if progress is not None and progress.not_watched_since else "",
+        tokens_per_s=tokens_per_s(last, one.state),
+        goodput="" if kept is None else formatting.percent(kept, 1.0),
         sparks={name: drawn[run.pk, name] for name in sparks.NAMES if (run.pk, name) in drawn},
     )
+
+
+def tokens_per_s(last: dict[str, Any], state: str) -> str:
+    """Return tokens of the newest step by its seconds, `890 k`; `0, was 890 k` of one that does not step."""
+    tokens, seconds = (latest(last, name)[1] for name in ("tokens", "step_time_s"))
+    if not _positive(tokens) or not _positive(seconds):
+        return ""
+    speed = formatting.amount(float(str(tokens)) / float(str(seconds)))
+    return speed if state in {"running", "not watched"} else f"0, was {speed}"
+
+
+def _positive(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(float(str(value))) and float(str(value)) > 0
 
 
 def alive(progress: RunProgress | None, total: int, known: int, fresh: int) -> str:

@@ -10,12 +10,15 @@ from runs import formatting, live, noticed, overview, run_view
 from runs.access import visible_runs
 from runs.attempts import launches
 from runs.figures import plot_width
-from runs.models import Checkpoint, PolicyVersion, Run, RunSecret, UnreadBody
+from runs.models import Attempt, Checkpoint, PolicyVersion, Run, RunSecret, UnreadBody
 from runs.policies import policy_for
 from runs.run_figure import run_figure as figure_of
 from runs.views import person_of, visible_run_or_404
 
-CHIPS = ("held", "no progress", "not watched", "running", "finished")
+CHIPS = (
+    *("held", overview.OPEN_INCIDENT, "no progress", "not watched"),
+    *(overview.WATCHING, "running", "finished"),
+)
 PAGE_RUNS = 50
 SHOWN_CHECKPOINTS = 100
 
@@ -40,9 +43,7 @@ def _runs_context(request: HttpRequest) -> dict[str, object]:
     state, text = request.GET.get("state", ""), request.GET.get("q", "").strip()[:100]
     asked = request.GET.get("page", "")
     standings = overview.standings(visible_runs(person_of(request)))
-    shown = [
-        one for one in standings if (not state or one.state == state) and text.lower() in one.slug.lower()
-    ]
+    shown = [one for one in standings if (not state or one.fits(state)) and text.lower() in one.slug.lower()]
     pages = max(1, -(-len(shown) // PAGE_RUNS))
     page = min(max(1, int(asked)), pages) if asked.isdecimal() and len(asked) < 6 else 1
     return {
@@ -51,7 +52,7 @@ def _runs_context(request: HttpRequest) -> dict[str, object]:
         "found": len(shown),
         "page": page,
         "pages": pages,
-        "chips": [(chip, sum(one.state == chip for one in standings)) for chip in CHIPS],
+        "chips": [(chip, sum(one.fits(chip) for one in standings)) for chip in CHIPS],
         "state": state,
         "q": text,
         "query": request.GET.urlencode(),
@@ -107,11 +108,15 @@ def _head_context(found: Run) -> dict[str, object]:
         (name, form(overview.latest(last, key)))
         for name, key, form in (
             ("lr", "lr", lambda value: value[0]),
-            ("tokens", "tokens", lambda value: formatting.amount(value[1])),
+            ("tokens a step", "tokens", lambda value: formatting.amount(value[1])),
             ("loss scale", "loss_scale", lambda value: value[0]),
         )
         if key in last
     ]
+    newest = Attempt.objects.filter(run=found).order_by("-number").values_list("data__revision", flat=True)
+    revision = newest.first()
+    if isinstance(revision, str) and revision:
+        facts.append(("revision", formatting.inert(revision, 12)))
     return {"run": found, "line": line, "facts": facts, "newest": kept.order_by("-attempt", "-step").first()}
 
 

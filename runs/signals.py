@@ -40,3 +40,11 @@ stop_requested = Signal()
 # Asked, not told: sent with `run: Run`, `attempts: Sequence[int]`, `first: int` and `last: int` when the
 # curves of a run are drawn. Receivers return a list of `runs.marks.Mark`.
 marks_wanted = Signal()
+
+# Asked, not told: sent with `runs: Sequence[int]`, the ids of all runs of a list. Receivers return
+# {id: "open incident" | "watching"}, for those of them that have an incident which is not resolved.
+incidents_wanted = Signal()
+
+# Asked, not told: sent with `runs: Sequence[int]`, the ids of the runs that are shown. Receivers return
+# {id: share}, what part of today's GPU time was kept, 0 to 1; a run without any is not in it.
+goodput_wanted = Signal()

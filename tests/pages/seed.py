@@ -131,7 +131,7 @@ def _data(step, loss, norm):
         "loss": loss,
         "grad_norm": norm,
         "lr": 2.4e-4,
-        "tokens": step * 65536,
+        "tokens": 65536,
         "consumed_samples": step * 32,
         "step_time_s": 0.9,
     }
