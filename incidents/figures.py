@@ -9,7 +9,7 @@ from evidence.queries import last_good
 from incidents import layer_figure, layer_lines
 from incidents.layer_view import PLAIN, LayerView
 from incidents.models import Incident
-from runs import baseline, figures, formatting, grid, marks, queries
+from runs import baseline, figures, formatting, grid, marks, marks_lane, queries
 from runs.grid_progress import InProgress
 from runs.grid_rows import Rows
 from runs.stack import JSON, Row, Stack
@@ -162,8 +162,8 @@ def incident_figure(
     at_marks = _checkpoint_marks(incident, window)
     # A bad checkpoint of that very step names it already: two words in one place cannot be read.
     if step is not None and not any(at == step and strong for at, _, strong in at_marks):
-        at_marks.append((step, formatting.count(step), True))
-    stack.marks(stack.rows["marks"], at_marks, width)
+        at_marks.append((step, f"step {formatting.count(step)}", True))
+    marks_lane.add(stack, stack.rows["marks"], at_marks, width)
 
     figure = stack.figure()
     figure["layout"].update(_extra_axes(stack))

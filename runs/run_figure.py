@@ -6,7 +6,17 @@ from typing import Any
 import numpy as np
 
 from andon.policy import Policy
-from runs import baseline, curve_values, curves, figures, formatting, marks, node_readings, queries
+from runs import (
+    baseline,
+    curve_values,
+    curves,
+    figures,
+    formatting,
+    marks,
+    marks_lane,
+    node_readings,
+    queries,
+)
 from runs.curve_columns import Columns
 from runs.curves import Point
 from runs.grid_clock import Clock
@@ -59,7 +69,7 @@ def run_figure(view: RunView, *, policy: Policy, width: int) -> JSON:
     clock = _clock(found, view) if view.by_time else None
     stack = Stack(rows, step_first=shown.first, step_last=shown.last, key=f"{view.run.pk}", clock=clock)
     at_marks = marks.of_run(view.run, view.attempts, shown.first, shown.last)
-    stack.marks(stack.rows["marks"], at_marks, width)
+    marks_lane.add(stack, stack.rows["marks"], at_marks, width)
     if "attempts" in stack.rows:
         _attempt_bars(stack, view)
     who = node_readings.names_of(

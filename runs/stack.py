@@ -15,7 +15,6 @@ from runs.queries import Point
 
 AXIS_PX = 18  # tick labels under the last row: the figure's bottom margin
 NAN_AT = 0.86  # where nonfinite marks stand on a row's hidden 0..1 axis
-MERGE_PX = 12  # marks closer than this are one mark with a count
 MARKS_ACROSS = 70  # nonfinite marks over the width, which at 12 px each still stand beside each other
 FORMS = {"loss": ".4g", "lr": ".2g"}  # of values under the pointer; others have three digits
 
@@ -235,13 +234,15 @@ class Stack:
         )
 
     def guide(self, step: int) -> None:
-        """Add the thin line at one step through all rows."""
-        if self.step_first <= step <= self.step_last:
+        """Add the thin line at one step through all rows, and not through the words between them."""
+        if not self.step_first <= step <= self.step_last:
+            return
+        for row in self.rows.values():
             self.shapes.append(
                 {
                     "type": "line",
                     "xref": "x",
-                    "yref": "paper",
+                    "yref": f"{row.y} domain",
                     "x0": self.x(step),
                     "x1": self.x(step),
                     "y0": 0,
@@ -311,65 +312,6 @@ class Stack:
                 "font": {"size": 12, "color": "var(--text)", "weight": 600},
             }
         )
-
-    def marks(self, row: Row, marks: Sequence[tuple[int, str, bool]], width_px: int) -> None:
-        """Add the marks lane: (step, words, strong), merged with a count where they would touch.
-
-        What is strong merges only with what is strong, and keeps its words. A mark's words end at its step,
-        and start after it near the left edge.
-        """
-        per_unit = width_px / (self.range[1] - self.range[0])
-        placed: list[tuple[int, list[str], bool]] = []
-        for step, words, strong in sorted(marks):
-            if not self.step_first <= step <= self.step_last:
-                continue
-            if (
-                placed
-                and strong == placed[-1][2]
-                and (self.x(step) - self.x(placed[-1][0])) * per_unit < MERGE_PX
-            ):
-                placed[-1][1].append(words)
-            else:
-                placed.append((step, [words], strong))
-        taken = -1.0
-        for step, words_of, strong in placed:
-            x_px = (self.x(step) - self.range[0]) * per_unit
-            said = words_of[: 2 if strong else 1]
-            more = f" and {len(words_of) - len(said)} more" if len(words_of) > len(said) else ""
-            text = " · ".join(said) + more
-            long = len(text) * 6.2 + 10
-            left = not strong and x_px - long > max(taken, 0.0)
-            # Where the words do not fit, the tick alone stands; the words are in the lists below.
-            fits = left or strong or x_px > taken
-            self.shapes.append(
-                {
-                    "type": "line",
-                    "xref": "x",
-                    "yref": row.y,
-                    "x0": self.x(step),
-                    "x1": self.x(step),
-                    "y0": 0,
-                    "y1": 1,
-                    "line": {"color": "var(--text)" if strong else "var(--line2)", "width": 1},
-                }
-            )
-            if fits:
-                at_end = x_px > width_px * 0.9
-                right_side = (strong and not at_end) or (not strong and not left)
-                self.annotations.append(
-                    {
-                        "xref": "x",
-                        "yref": row.y,
-                        "x": self.x(step),
-                        "y": 0.5,
-                        "text": f"<b>{text}</b>" if strong else text,
-                        "showarrow": False,
-                        "xanchor": "left" if right_side else "right",
-                        "xshift": 3 if right_side else -3,
-                        "font": {"size": 11, "color": "var(--text)" if strong else "var(--text2)"},
-                    }
-                )
-                taken = x_px + (long if right_side else 4)
 
     def ticks(self) -> JSON:
         """Return what marks the x axis: round steps, or round times of day in UTC."""
