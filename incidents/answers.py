@@ -10,7 +10,7 @@ from andon.diagnose.families import Family
 from andon.policy import Policy
 from evidence.gates import Gate
 from evidence.queries import Counts
-from incidents import certainty, diagnosis, launched, plans, rules, standing
+from incidents import certainty, diagnosis, launched, machine_faults, plans, rules, standing
 from incidents import contained as containment
 from incidents.models import Incident, Plan, ResumeRequest, StateChange
 from incidents.page import (
@@ -61,9 +61,12 @@ def first_bad(situation: Situation, document: dict[str, Any], followed: str) -> 
     ranks: list[int] = list(document["ranks"])
     where = launched.places(incident.run_id, incident.attempt, ranks)
     spike = rules.is_spike(incident.kind)
+    # Without a bad value, who stands behind is what broke first.
+    behind = followed if document["step"] is None else ""
     return FirstBadAnswer(
-        headline=headline(incident, document, where[0].node if len(where) == 1 else ""),
-        followed=followed,
+        headline=behind or headline(incident, document, where[0].node if len(where) == 1 else ""),
+        followed="No value is bad." if behind else followed,
+        recorded=machine_faults.of_places(incident.run_id, incident.attempt, where),
         says=_first_bad_says(document, where),
         sure=certainty.of_first_bad(incident, attempt, document),
         state="" if document["step"] is None else "spike" if spike else "nonfinite",
@@ -105,7 +108,9 @@ def _look_first(incident: Incident, document: dict[str, Any], usual: str) -> str
     if incident.kind == rules.HELD_BY_HAND:
         return ""
     if incident.family in _RECORDED and incident.family_why:
-        return f"{incident.family}: {incident.family_why}"
+        # The reason may name the family itself: "hardware records on node-02".
+        named = incident.family_why.startswith(incident.family)
+        return incident.family_why if named else f"{incident.family}: {incident.family_why}"
     return usual
 
 

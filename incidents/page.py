@@ -18,7 +18,8 @@ class FirstBadAnswer:
     """What broke first, and where."""
 
     headline: str  # "rank 61 on node-07, step 18,003, backward"
-    followed: str  # "rank 9 one step later", "" when nothing did
+    followed: str  # "rank 9 one step later", "" when nothing did; of a hang, that no value is bad
+    recorded: str  # of its machines: "Xid 48 on node-02 at step 76: double-bit ECC error.", "" = no fault
     says: str  # micro-batch, skipped: finished sentences
     sure: str  # "local values, all 64 ranks reported, no tie"
     state: str  # state word of the grid's legend: "nonfinite" | "spike" | "" (nothing bad)

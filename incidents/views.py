@@ -78,12 +78,16 @@ def _buttons(page: IncidentPage, person: Person) -> Context:
 
 
 def _answers(page: IncidentPage, person: Person) -> Context:
-    """Return the four answers; `absent` counts optional items that are not there."""
+    """Return the four answers.
+
+    `absent` counts optional items that are not there, `thin` are those that are safe and say nothing.
+    """
     lines = item_lines(page.incident.dossier)
     return {
         **_buttons(page, person),
         "ticks": ticks(lines),
         "absent": sum(line.state == "missing" and not line.required for line in lines),
+        "thin": [(line.name, line.thin.partition(":")[0]) for line in lines if line.thin and line.required],
         "may_waive": _may_waive(page, person),
     }
 

@@ -113,6 +113,8 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _data(situation: Situation, ages: dict[str, float], oldest: str, expected: int | None) -> Piece:
+    if situation.attempt is not None and situation.attempt.exited_at is not None:
+        return Piece("the attempt is over, its nodes post no more")
     if not ages:
         nodes = f" (the launch named {words.count(expected)})" if expected else ""
         return Piece(f"no node has given a sign of life under its name{nodes}")

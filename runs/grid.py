@@ -160,7 +160,10 @@ def opening_window(extent_: Extent, first_bad_step: int | None) -> Window:
     """Return the window a page opens on: around the first bad step, else the newest steps."""
     if first_bad_step is None:
         first = max(extent_.step_first, extent_.step_last - NEWEST_STEPS + 1)
-        return Window(first, max(first, extent_.step_last), 0, extent_.ranks - 1)
+        last = extent_.step_last
+        if extent_.held_after is not None:
+            last = max(last, extent_.held_after + HELD_STEPS)
+        return Window(first, max(first, last), 0, extent_.ranks - 1)
     first = max(min(extent_.step_first, first_bad_step), first_bad_step - BEFORE_STEPS)
     last = first_bad_step + AFTER_STEPS
     if extent_.held_after is not None:

@@ -59,6 +59,8 @@ window.andonCells = function (stack) {
     const row = rowOf(rank);
     const hit = exact.runs.find((r) => step >= r[0] && step <= r[1] && row >= r[2] && row <= r[3]);
     if (hit) return exact.words[hit[4]];
+    // What is bad is a value of the whole run: no cell has it, and the one that is named is not well for that.
+    if (box.dataset.runWide && firstBad && step === firstBad.step) return box.dataset.runWide + ", a value of the whole run,";
     return step > state.meta.extent[1] ? "no value: the attempt has no such step" : "nothing bad";
   }
 

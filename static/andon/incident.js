@@ -16,6 +16,29 @@
     }
   });
 
+  // The timeline by who did it: people, the trainer or Andon. The choice stands in the address.
+  function chosen() { return new URLSearchParams(window.location.search).get("by") || ""; }
+
+  function narrow() {
+    const who = chosen(), rows = Array.from(document.querySelectorAll("#timeline tr[data-by]"));
+    for (const row of rows) row.hidden = who !== "" && row.dataset.by !== who;
+    const none = document.querySelector("#timeline [data-none]");
+    if (none) none.hidden = rows.some((row) => !row.hidden);
+    for (const one of document.querySelectorAll("[data-timeline]")) one.setAttribute("aria-pressed", String(one.dataset.timeline === who));
+  }
+
+  document.addEventListener("click", (event) => {
+    const one = event.target.closest("[data-timeline]");
+    if (!one) return;
+    const url = new URL(window.location.href);
+    if (chosen() === one.dataset.timeline) url.searchParams.delete("by");
+    else url.searchParams.set("by", one.dataset.timeline);
+    history.replaceState(null, "", url);
+    narrow();
+  });
+  document.body.addEventListener("htmx:afterSwap", (event) => { if (event.target.id === "timeline-part") narrow(); });
+  narrow();
+
   // A pasted or dropped image is kept as evidence at once; its Markdown stands where the cursor was.
   document.addEventListener("paste", (event) => attach(event, event.clipboardData));
   document.addEventListener("drop", (event) => attach(event, event.dataTransfer));

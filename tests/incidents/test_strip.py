@@ -9,7 +9,7 @@ from incidents import approval, queries
 from incidents.actions import hold_by_hand
 from incidents.holding import held_since
 from incidents.models import Incident
-from runs.models import Attempt, Event, FirstBad, Frame, RunProgress, Work
+from runs.models import Attempt, Event, FirstBad, Frame, NodeEvent, RunProgress, Work
 from tests.incidents.world import World, seal
 
 pytestmark = pytest.mark.django_db
@@ -62,6 +62,27 @@ def nan(project):
     bad(world, 1, 21)
     world.finding("nonfinite", step=20, lanes=[3], view="local")
     return world
+
+
+class TestItsMachines:
+    def test_the_number_of_a_fault_stands_beside_the_rank_and_what_only_followed_does_not(self, nan, team):
+        now = timezone.now()
+        for node, xid in (("node-01", 48), ("node-01", 48), ("node-01", 31), ("node-00", 79)):
+            NodeEvent.objects.create(
+                run=nan.run,
+                attempt=1,
+                node=node,
+                kind="xid",
+                step=19,
+                occurred_at=now,
+                received_at=now,
+                data={"xid": xid},
+            )
+        recorded = page(nan, team.mira).first_bad.recorded
+        assert recorded == "Xid 48 on node-01 at step 19: double-bit ECC error."
+
+    def test_nothing_recorded_is_no_sentence(self, nan, team):
+        assert page(nan, team.mira).first_bad.recorded == ""
 
 
 class TestHowSure:

@@ -72,7 +72,7 @@ def test_zoom_keeps_the_view_in_the_address_and_the_ring(open_page, incident):
 
 
 def test_a_change_by_another_person_appears_without_reloading(open_page, alice, incident):
-    from incidents import actions
+    from incidents import actions, duties
 
     page = open_page("bob", f"/incidents/{incident.id}")
     assert "nobody has acknowledged it" in page.inner_text("#answers")
@@ -80,6 +80,17 @@ def test_a_change_by_another_person_appears_without_reloading(open_page, alice, 
     actions.acknowledge(incident=incident.row, person=alice)
     until(page, "document.querySelector('#answers').textContent.includes('acknowledged by alice')")
     assert page.evaluate("window.same")
+    # Narrowed to what people did, it stays so in the address and when the part is swapped.
+    page.click("[data-timeline=people]")
+    assert "by=people" in page.url
+    shown = "Array.from(document.querySelectorAll('#timeline tr[data-by]')).filter(r => r.offsetParent)"
+    poll = "htmx.trigger(document.getElementById('timeline-part'), 'andon:tick')"
+    page.evaluate(poll)
+    until(page, f"{shown}.length === 1 && {shown}[0].textContent.includes('alice')")
+    duties.give(incident=incident.row, duty="lead", person=alice, to="alice")
+    page.evaluate(poll)
+    until(page, f"{shown}.length === 2")
+    assert page.evaluate(f"new Set({shown}.map(r => r.dataset.by)).size") == 1
 
 
 def test_a_part_that_holds_an_edited_form_is_not_swapped(open_page, alice, incident):

@@ -6,8 +6,10 @@ import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from incidents.models import Incident
+from runs import overview
 from runs.actions import create_run
 from runs.models import RunProgress, UnreadBody
 from tests.pages.words import text_of
@@ -75,6 +77,26 @@ class TestRuns:
         assert "no steps received" in words
         assert f"{incident.id} open" in words
         assert "NaN" in words
+
+    def test_it_says_who_waits_for_a_person_and_what_today_cost(self, as_bob, incident):
+        words = text_of(as_bob.get("/runs"))
+        assert "0, was 72.8 k" in words  # 65,536 tokens in 0.9 s, and held since
+        assert re.search(r"\d % ", words.split("gpt-16")[-1])
+        assert "Open incident 1" in words
+        assert "gpt-16" in text_of(as_bob.get("/runs?state=open+incident"))
+        incident.row.state = "watching"
+        incident.row.save(update_fields=["state"])
+        assert "Open incident 0" in text_of(as_bob.get("/runs?state=watching"))
+        assert "gpt-16" in text_of(as_bob.get("/runs?state=watching"))
+
+    def test_a_run_that_goes_on_with_an_open_incident_stands_right_after_those_that_are_held(self):
+        at = timezone.now()
+        runs = [("running", ""), ("no progress", ""), ("running", "open incident"), ("held", "open incident")]
+        made = [
+            overview.Standing(number, f"run-{number}", state, at, at, open_one)
+            for number, (state, open_one) in enumerate(runs)
+        ]
+        assert [one.pk for one in sorted(made, key=lambda one: one.urgency)] == [3, 2, 1, 0]
 
     def test_the_filter_and_the_search_narrow_the_list(self, as_bob, incident):
         create_run(name="quiet")
