@@ -11,8 +11,8 @@ from incidents.models import Incident
 from runs.models import AccountEvent
 from tests.pages import seed
 from tests.pages.conftest import _collected, browser, open_page  # noqa: F401
-from tests.pages.test_axe import EVERYTHING, PAGE, RUN, sign_in
-from tests.pages.window import CHROMIUM, until
+from tests.pages.test_axe import EVERYTHING, PAGE, RUN
+from tests.pages.window import CHROMIUM, sign_in, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),

@@ -26,6 +26,15 @@ def until(page, expression, seconds=30):
         page.wait_for_timeout(100)
 
 
+def sign_in(page, base, name):
+    """Sign a person of the fixtures in."""
+    page.goto(f"{base}/sign-in")
+    page.fill("#username", name)
+    page.fill("#password", f"{name}-password")
+    page.click("button.main")
+    page.wait_for_url("**/runs")
+
+
 def drawn(page):
     """Wait until the stack is drawn and its exact cells are known."""
     page.wait_for_selector(".js-plotly-plot .main-svg", timeout=30_000)
