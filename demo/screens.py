@@ -8,6 +8,7 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -15,20 +16,36 @@ from playwright.sync_api import sync_playwright
 from demo.__main__ import APPROVER, REQUESTER, RUN, Demo
 from demo.cases import HUGE
 from demo.check import Checker
-from demo.pictures import ARGUMENTS, CHROMIUM, Camera
+from demo.pictures import ARGUMENTS, CHROMIUM, SIZES, Camera
 from demo.server import REPOSITORY
 from demo.stages import say
 from demo.teller import Teller
 
 SCREENS = REPOSITORY / "docs" / "screens"
+ADMIN = "ada"
+# What people have of their own, and what an admin sees of a project and of a run.
+ACCOUNTS = {
+    "account": "/account",
+    "account-tokens": "/account/tokens",
+    "account-passkey": "/account/passkeys/add",
+    "account-codes": "/account/codes",
+    "people": "/projects/default/people",
+    "hook-tokens": "/projects/default/hooks",
+    "secrets": "/projects/default/secrets",
+    "account-log": "/projects/default/log",
+    "run-secrets": f"/runs/{RUN}/secrets",
+}
 MOST_BYTES = 15_000_000
 # Pages that need no incident; each is taken on the empty server and on the one that has something to show.
 LISTS = {
     "runs": "/runs",
     "incidents": "/incidents",
+    "nodes": "/nodes",
     "vault": "/vault",
     "ledger": "/ledger",
     "goodput": "/goodput",
+    "rules": "/rules",
+    "standing": "/standing",
     "system": "/system",
     "on-call": "/on-call",
     "search": "/search?q=demo",
@@ -42,6 +59,10 @@ class Screens:
         self.demo, self.camera = demo, camera
         self.asks = (REQUESTER, demo.passwords[REQUESTER])
         self.approves = (APPROVER, demo.passwords[APPROVER])
+
+    def parts(self) -> tuple[Callable[[], None], ...]:
+        """What is taken, in the order it comes to be."""
+        return (self.empty, self.held, self.failures, self.going_on, self.accounts, self.huge)
 
     def empty(self) -> None:
         """Before any run."""
@@ -62,7 +83,10 @@ class Screens:
         self.incident = int(checker.first_bad_is_right()["id"])
         checker.evidence_is_sealed()
         here = f"/incidents/{self.incident}"
-        dossier, item = self._dossier(here)
+        dossier = self._linked(here, r"/vault/\d+")
+        in_advance = ("--kind", "loss_spike", "--per-day", "2", "--furthest-steps", "500")
+        why = ("--why", "nights without an approver")
+        self.demo.server.manage("standing_approval", "create", "--as", REQUESTER, *in_advance, *why)
         pages = {
             "run": f"/runs/{RUN}",
             "incident": here,
@@ -71,7 +95,10 @@ class Screens:
             "hand-over": f"{here}/hand-over",
             "raw-log": f"{here}/raw/log",
             "dossier": dossier,
-            "item": item,
+            "item": self._linked(dossier, rf"{dossier}/items/\d+"),
+            "node": self._linked("/nodes", '/nodes/[^"?]+'),
+            "rule": f"/rules/nonfinite/{RUN}",
+            "standing-one": self._linked("/standing", r"/standing/\d+"),
             "custody": f"{dossier}/custody",
             "postmortem": f"{here}/postmortem",
             "postmortem-edit": f"{here}/postmortem/edit",
@@ -80,16 +107,27 @@ class Screens:
         self.camera.take(self.asks, LISTS)
         self.camera.take(self.asks, {"incident-whole": here}, themes=("light",), whole=True)
 
-    def _dossier(self, here: str) -> tuple[str, str]:
-        """Return the addresses of the incident's dossier and of one of its items, as its pages link them."""
+    def _linked(self, path: str, pattern: str) -> str:
+        """Return the first address like `pattern` that a page's own part links to."""
         with self.camera.window((1440, 900), "light", self.asks) as page:
-            page.goto(f"{self.camera.url}{here}")
-            dossier = re.search(r'href="(/vault/\d+)"', page.content())
-            if dossier is None:
-                raise RuntimeError(f"{here} links to no dossier")
-            page.goto(f"{self.camera.url}{dossier[1]}")
-            item = re.search(rf'href="({dossier[1]}/items/\d+)"', page.content())
-        return dossier[1], item[1] if item else dossier[1]
+            page.goto(f"{self.camera.url}{path}")
+            found = re.search(f'href="({pattern})"', page.inner_html("main"))
+        if found is None:
+            raise RuntimeError(f"{path} links to nothing like {pattern}")
+        return found[1]
+
+    def accounts(self) -> None:
+        """Everybody's own pages, and what an admin gives and takes; a wrong password."""
+        made = self.demo.server.manage_json("create_person", ADMIN, "--role", "admin")
+        self.camera.take((ADMIN, str(made["password"])), ACCOUNTS)
+        for suffix, size in SIZES.items():
+            with self.camera.window(size, "light", None) as page:
+                page.goto(f"{self.camera.url}/sign-in")
+                page.fill("#username", REQUESTER)
+                page.fill("#password", "not the password")
+                page.click("button.main")
+                page.wait_for_load_state()
+                self.camera.keep(page, f"error-sign-in{suffix}")
 
     def going_on(self) -> None:
         """Asked, approved, and what the ledger says of it."""
@@ -126,18 +164,13 @@ class Screens:
         if stops_at is not None:
             teller.obey(stops_at)
         teller.close()
-        with self.camera.window((1440, 900), "light", self.asks) as page:
-            page.goto(f"{self.camera.url}/incidents?run={HUGE.run}")
-            found = re.search(r'href="(/incidents/\d+)"[^>]*data-open', page.content())
-            found = found or re.search(r'<a[^>]*data-open[^>]*href="(/incidents/\d+)"', page.content())
-            if found is None:
-                raise RuntimeError("the huge run opened no incident")
+        incident = self._linked(f"/incidents?run={HUGE.run}", r"/incidents/\d+")
         self.camera.take(
             self.asks,
             {
                 "huge-run": f"/runs/{HUGE.run}",
-                "huge-incident": found[1],
-                "huge-incident-by-failure": f"{found[1]}?rows=node&sort=failure",
+                "huge-incident": incident,
+                "huge-incident-by-failure": f"{incident}?rows=node&sort=failure",
             },
         )
 
@@ -153,7 +186,15 @@ def main() -> int:
             demo.start()
             camera = Camera(browser, demo.server.url, SCREENS)
             screens = Screens(demo, camera)
-            for part in (screens.empty, screens.held, screens.failures, screens.going_on, screens.huge):
+            parts = (
+                screens.empty,
+                screens.held,
+                screens.failures,
+                screens.going_on,
+                screens.accounts,
+                screens.huge,
+            )
+            for part in parts:
                 part()
         finally:
             browser.close()
