@@ -19,6 +19,7 @@ from andon.postmortem.document import (
 )
 
 STYLE = (resources.files("andon.postmortem") / "style.css").read_text()
+_LONG_WORD = 40  # characters
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
@@ -122,9 +123,12 @@ def _scroll(name: str) -> str:
 def _table(table: Table, name: str) -> str:
     # Names with their values need no width of their own: they wrap on a phone.
     named = "" if any(table.head) else ' class="facts"'
-    head = "".join(f"<th>{_text(cell)}</th>" for cell in (*table.head, "from"))
+    long = _long_columns(table)
+    head = "".join(
+        f"<th{_wide(n in long)}>{_text(cell)}</th>" for n, cell in enumerate((*table.head, "from"))
+    )
     rows = "".join(
-        f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row.cells)}"
+        f"<tr>{''.join(f'<td{_wide(n in long)}>{_text(cell)}</td>' for n, cell in enumerate(row.cells))}"
         f'<td class="ids">{_ids(row.ids)}</td></tr>\n'
         for row in table.rows
     )
@@ -132,6 +136,20 @@ def _table(table: Table, name: str) -> str:
         f'<div class="scroll" {_scroll(name)}><table{named}>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}</tbody></table></div>\n"
     )
+
+
+def _long_columns(table: Table) -> set[int]:
+    """Return the columns of digests and addresses: without room of their own they are a few letters wide."""
+    return {
+        n
+        for row in table.rows
+        for n, cell in enumerate(row.cells)
+        if any(len(word) > _LONG_WORD for word in cell.split())
+    }
+
+
+def _wide(long: bool) -> str:
+    return ' class="long"' if long else ""
 
 
 def _prose(prose: Prose) -> str:
