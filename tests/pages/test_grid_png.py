@@ -141,7 +141,10 @@ def test_a_bad_range_keeps_the_opening_window(text):
 def test_the_window_opens_around_the_first_bad_step():
     extent = grid.Extent(0, 18_004, 64, 18_004, "v")
     assert grid.opening_window(extent, 18_003) == grid.Window(17_875, 18_014, 0, 63)
-    assert grid.opening_window(extent, None) == grid.Window(17_865, 18_004, 0, 63)
+    # Held by hand, nothing is bad: where it stopped belongs to the picture all the same.
+    assert grid.opening_window(extent, None) == grid.Window(17_865, 18_014, 0, 63)
+    going_on = replace(extent, held_after=None)
+    assert grid.opening_window(going_on, None) == grid.Window(17_865, 18_004, 0, 63)
     assert grid.opening_window(extent, 5).step_first == 0
     # A hold some steps after the first bad one is in the window, one far away is not.
     assert grid.opening_window(replace(extent, held_after=18_023), 18_003).step_last == 18_033
