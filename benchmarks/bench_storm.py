@@ -78,12 +78,11 @@ def alone(port: int) -> dict[str, Any]:
     for _ in range(ALONE):
         posts = new_run()
         taken(fire(port, [posts.signed("events", event(1), "application/json")], 1), 1)
-        waited_s += idle_s()  # until the healthy step was looked at
+        waited_s += idle_s()
         answered = taken(fire(port, [bad_post(posts, 0, 2)], 1), 1)
         bad += answered.latency_s
         holds += answered.holds
-        waited_s += idle_s()  # until its own evidence is collected
-        put_away(posts.run_id)
+        close(posts.run_id)
     return {
         "posts": len(bad),
         "p50_ms": round(percentile(bad, 0.5) * 1e3, 1),
@@ -95,29 +94,29 @@ def alone(port: int) -> dict[str, Any]:
 
 
 def idle_s() -> float:
-    """Wait until the worker has nothing to do, also a moment later; returns how long that took."""
+    """Wait until the worker has nothing to do, also a moment later; returns how long that took.
+
+    Work that is due is put off, so that no evidence of the NaN before is collected beside the next one. What
+    was posted is looked at all the same.
+    """
+    from runs.models import Work
+
     begun, quiet_since = time.monotonic(), None
     while quiet_since is None or time.monotonic() - quiet_since < QUIET_S:
         if time.monotonic() - begun > IDLE_WITHIN_S:
             raise RuntimeError(f"the worker was not idle within {IDLE_WITHIN_S:g} s")
-        due = count("runs_work", "WHERE state = 'claimed' OR state = 'due' AND not_before <= now()")
-        busy = due or count("runs_pending") or count("runs_gridwaiting")
+        Work.objects.filter(state=Work.State.DUE).update(not_before=timezone.now() + timedelta(hours=1))
+        busy = count("runs_work", "WHERE state = 'claimed'") or count("runs_pending")
         quiet_since = None if busy else quiet_since or time.monotonic()
         time.sleep(0.05)
     return time.monotonic() - begun
 
 
-def put_away(run_id: int) -> None:
-    """Close the incident of a NaN and put off what it still waits for.
-
-    A hundred that stayed open would be asked about again and again, beside the NaNs after them.
-    """
+def close(run_id: int) -> None:
+    """Close the incident of a NaN: a hundred that stay open are looked at again and again."""
     from incidents.models import Incident
-    from runs.models import Work
 
-    now = timezone.now()
-    Incident.objects.filter(run_id=run_id).update(state=Incident.State.RESOLVED, resolved_at=now)
-    Work.objects.filter(state=Work.State.DUE).update(not_before=now + timedelta(hours=1))
+    Incident.objects.filter(run_id=run_id).update(state=Incident.State.RESOLVED, resolved_at=timezone.now())
 
 
 def measure(environment: dict[str, str]) -> dict[str, Any]:
