@@ -20,6 +20,7 @@ from incidents import ledger
 from incidents.models import LedgerRow
 from tests.incidents.test_ledger import WHOLE, change
 from tests.incidents.world import World
+from tests.pages.words import text_of
 
 
 @pytest.fixture
@@ -212,7 +213,7 @@ class TestDoors:
         client.force_login(team.vera)
         answer = client.get(f"/runs/{run.slug}/ledger.csv")
         assert answer.status_code == 409
-        assert "Chain broken, do not export: row 2 was changed" in answer.content.decode()
+        assert "Chain broken, do not export: row 2 was changed" in text_of(answer)
         with pytest.raises(CommandError, match="row 2 was changed"):
             call_command("ledger", run.slug)
 

@@ -93,7 +93,8 @@ class TestPartitions:
     def test_todays_posts_lie_in_todays_partition(self, trainer: Trainer) -> None:
         trainer.step(1, loss=2.0)
         with connection.cursor() as cursor:
-            cursor.execute(f"SELECT count(*) FROM runs_event_{timezone.now():%Y%m%d}")
+            partition = f"runs_event_{timezone.now():%Y%m%d}"
+            cursor.execute(f"SELECT count(*) FROM {partition} WHERE run_id = %s", [trainer.run.pk])
             assert cursor.fetchone()[0] == 1
 
     def test_bodies_are_stored_outside_the_row_and_not_compressed(self) -> None:
