@@ -24,7 +24,7 @@ def test_it_reads_again_and_no_two_files_share_a_key(plain: bytes) -> None:
     one, other = sealed(plain), sealed(plain)
     assert read(one) == plain
     assert one[len(MAGIC) : HEAD_BYTES] != other[len(MAGIC) : HEAD_BYTES]
-    assert len(plain) < 8 or plain not in one
+    assert len(plain) < 8 or plain not in one[HEAD_BYTES:]
 
 
 @pytest.mark.parametrize("size", [(1 << 20) - 1, 1 << 20, (1 << 20) + 1, 2 << 20])
