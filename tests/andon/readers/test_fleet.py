@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from andon.cli import main
 from andon.detect.series import SeriesError
-from andon.diagnose.gather.checks import _verdict
+from andon.diagnose.gather.checks import verdict
 from andon.readers import dcgmi, foreign, nccl_tests, scalars, wandb
 from tests.andon.listener import Listener
 from tests.andon.readers.test_tensorboard import field, varint
@@ -128,7 +128,7 @@ class TestNccl:
         assert event["data"]["verdict"] == "inconclusive"
         assert "not enough slots" in event["data"]["detail"]
         assert "busbw_gbs" not in event["data"]
-        assert _verdict(event["data"]) is None  # neither a pass nor a failure on the board
+        assert verdict(event["data"]) is None  # neither a pass nor a failure on the board
 
 
 class TestReports:
