@@ -151,24 +151,19 @@ class Client(Sender):
 
     def wanted(self, node: str | None = None) -> list[dict[str, Any]]:
         """Return the evidence this node should upload. Raises AnswerError, Unreachable."""
-        connection = self._open()
-        try:
-            answer = connection.get(f"{self._base}/wanted?{urlencode({'node': node or self.node or ''})}")
-        finally:
-            connection.close()
-        if not answer.ok:
-            raise AnswerError(answer.problem())
-        items = answer.document.get("items")
-        return items if isinstance(items, list) else []
+        return self._items(f"{self._base}/wanted?{urlencode({'node': node or self.node or ''})}")
 
     def volatile(self, timeout_s: float = 5.0) -> list[dict[str, Any]]:
         """Return what of the run's open evidence vanishes with its processes and is not safe yet.
 
         For whoever must kill: each is `{"kind", "name", "state", "says"}`. Raises AnswerError, Unreachable.
         """
+        return self._items(f"{self._base}/volatile", timeout_s=timeout_s)
+
+    def _items(self, path: str, **how: Any) -> list[dict[str, Any]]:
         connection = self._open()
         try:
-            answer = connection.get(f"{self._base}/volatile", timeout_s=timeout_s)
+            answer = connection.get(path, **how)
         finally:
             connection.close()
         if not answer.ok:

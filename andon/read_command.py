@@ -2,19 +2,16 @@
 
 import argparse
 import hashlib
-import json
 import os
 import socket
 import sys
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from andon.agent.watch_files import id_of
 from andon.client import Client
+from andon.command_line import add_secret, secret_of, show_events
 from andon.masking import mask_value
 from andon.readers import foreign
 from andon.spool_records import must_arrive
@@ -36,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", metavar="FILE", nargs="+", type=Path)
     parser.add_argument("--url", help="the server to post to; without it the events are printed")
     parser.add_argument("--run", default=os.environ.get("ANDON_RUN"), help="the run's name (ANDON_RUN)")
-    parser.add_argument("--secret-file", type=Path, help="holds the run's whsec_…; default: ANDON_RUN_SECRET")
+    add_secret(parser)
     parser.add_argument("--node", default=socket.gethostname(), help="whose files they are (%(default)s)")
     parser.add_argument("--attempt", type=int, help="which attempt they are of; default: the newest")
     parser.add_argument(
@@ -66,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(f"andon read: {path}: {reading.format}, {len(reading.events)} events\n")
         events = [_ready(event, args) for event in reading.events]
         if client is None:
-            _show(events)
+            show_events(events)
         else:
             _post(client, events, f"{args.run} {args.node} {hashlib.sha256(body).hexdigest()}")
     if client is not None:
@@ -81,13 +78,6 @@ def _ready(event: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]:
     more = {} if args.attempt is None else {"attempt": args.attempt}
     event.pop("zoned", None)
     return {"node": args.node, **more, **event, "data": mask_value(event.get("data") or {})}
-
-
-def _show(events: Iterable[dict[str, Any]]) -> None:
-    for event in events:
-        # As it would be sent: nonfinite values as words.
-        sys.stdout.write(json.dumps(msgspec.json.decode(encode_events([event]))) + "\n")
-    sys.stdout.flush()
 
 
 def _post(client: Client, events: list[dict[str, Any]], name: str) -> None:
@@ -105,8 +95,7 @@ def _post(client: Client, events: list[dict[str, Any]], name: str) -> None:
 
 
 def _client(args: argparse.Namespace) -> Client:
-    secret = args.secret_file.read_text("utf-8").strip() if args.secret_file else ""
-    secret = secret or os.environ.get("ANDON_RUN_SECRET", "")
+    secret = secret_of(args)
     if not args.run or not secret:
         raise ValueError("--run and --secret-file (or ANDON_RUN_SECRET): needed to post")
     # Ids come from the content, so nothing needs to outlive this command.

@@ -1,5 +1,6 @@
 """People, doors to real servers, and the one place where append-only tables are emptied."""
 
+import importlib.util
 import os
 import shutil
 import signal
@@ -28,6 +29,14 @@ def needs(*programs: str) -> None:
     """Skip the test where a program of apt-packages.txt is missing; in CI that is a failure."""
     if missing := [program for program in programs if shutil.which(program) is None]:
         pytest.skip(f"{_NOT_RUN}needs {', '.join(missing)} (apt-packages.txt)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what is marked `torch` where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        for item in items:
+            if item.get_closest_marker("torch"):
+                item.add_marker(pytest.mark.skip(reason=f"{_NOT_TRAINED}needs torch"))
 
 
 def _not_run(terminal: TerminalReporter, *marks: str) -> list[tuple[str, str]]:

@@ -12,6 +12,7 @@ from andon.agent.loop import NodeAgent, Settings
 from andon.agent.watch_files import default_dumps
 from andon.agent.watching import Watched, Watcher
 from andon.client import Client
+from andon.command_line import add_secret, secret_of
 
 KMSG = Path("/dev/kmsg")
 
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--root", action="append", required=True, type=Path, help="a directory it may serve; may be repeated"
     )
     parser.add_argument("--state", type=Path, default=state, help="its own directory (%(default)s)")
-    parser.add_argument("--secret-file", type=Path, help="holds the run's whsec_…; default: ANDON_RUN_SECRET")
+    add_secret(parser)
     parser.add_argument(
         "--max-mb-per-s", type=float, default=0.0, help="megabytes per second at most; 0 = no cap of its own"
     )
@@ -62,8 +63,7 @@ def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM. Returns 0, or 2 for wrong use."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
-        secret = args.secret_file.read_text("utf-8").strip() if args.secret_file else ""
-        secret = secret or os.environ.get("ANDON_RUN_SECRET", "")
+        secret = secret_of(args)
         for root in args.root:
             if not root.is_absolute():
                 raise ValueError(f"--root {root}: must be absolute")

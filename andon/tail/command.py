@@ -1,21 +1,17 @@
 """`andon tail LOGFILE`: the command."""
 
 import argparse
-import json
 import os
 import signal
 import socket
 import sys
 import threading
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from andon.client import Client
+from andon.command_line import add_secret, secret_of, show_events
 from andon.readers.training_log import FORMATS, TrainingLog
 from andon.tail.posting import LogTail, Notes
-from andon.wire import encode_events
 
 EXIT_OK, EXIT_NOTHING, EXIT_USAGE = 0, 1, 2
 EVERY_S = 0.5
@@ -32,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="LOGFILE", type=Path, help="the log; it need not be there yet")
     parser.add_argument("--url", default=os.environ.get("ANDON_URL"), help="the server (ANDON_URL)")
     parser.add_argument("--run", default=os.environ.get("ANDON_RUN"), help="the run's name (ANDON_RUN)")
-    parser.add_argument("--secret-file", type=Path, help="holds the run's whsec_…; default: ANDON_RUN_SECRET")
+    add_secret(parser)
     parser.add_argument("--node", default=socket.gethostname(), help="whose log it is (%(default)s)")
     parser.add_argument("--rank", type=int, help="whose log it is, for errors that name no rank")
     parser.add_argument(
@@ -78,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
             ),
             client=client,
             notes=notes,
-            hand_over=_show if args.print else None,
+            hand_over=show_events if args.print else None,
             node=args.node,
             from_end=args.from_end,
         )
@@ -136,20 +132,12 @@ def _loop(tail: LogTail, stopped: threading.Event, *, once: bool, client: Client
 
 
 def _client(args: argparse.Namespace) -> Client:
-    secret = args.secret_file.read_text("utf-8").strip() if args.secret_file else ""
-    secret = secret or os.environ.get("ANDON_RUN_SECRET", "")
+    secret = secret_of(args)
     missing = [name for name, value in (("--url", args.url), ("--run", args.run)) if not value]
     if missing or not secret:
         missing += [] if secret else ["--secret-file"]
         raise ValueError(f"{', '.join(missing)}: needed, or --print for a dry run")
     return Client(args.url, args.run, secret, node=args.node, spool_dir=args.state / "spool")
-
-
-def _show(events: list[dict[str, Any]]) -> None:
-    for event in events:
-        # As it would be sent: nonfinite values as words.
-        sys.stdout.write(json.dumps(msgspec.json.decode(encode_events([event]))) + "\n")
-    sys.stdout.flush()
 
 
 def _wrong(what: str) -> int:

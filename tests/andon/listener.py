@@ -158,6 +158,10 @@ class Listener:
         self.granted = self.permit(
             checkpoint=None, positions={}, skip=None, attempt=attempt, kind="resume_in_place"
         )
+        self.let_go()
+
+    def let_go(self):
+        """Say that what was held may go on by the permit that is granted."""
         held = self.directive
         self.directive = Directive(
             kind="resume",

@@ -98,7 +98,7 @@ def listener(tmp_path):
 @pytest.fixture
 def monitor(tmp_path, listener):
     if importlib.util.find_spec("torch") is None:
-        pytest.skip("needs torch")
+        pytest.skip("not trained: needs torch")
     model = nn.Linear(4, 4)
     optimizer = torch.optim.AdamW(model.parameters())
     made = watch(

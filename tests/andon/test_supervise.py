@@ -278,7 +278,7 @@ class TestLeave:
         plan = {"checkpoint": None, "positions": {}, "skip": None, "kind": "resume_in_place"}
         listener.granted = other.permit(**plan)
         other.close()
-        approve(listener)
+        listener.let_go()
         until(lambda: any("still held" in line for line in one.said), one.said)
         assert not (one.notes / "attempt-2").exists()
         listener.granted = listener.permit(**plan)
@@ -302,20 +302,6 @@ class TestLeave:
         (one.directory / FILE).write_text("{")
         assert one.start().ends() == 2
         assert not list(one.notes.iterdir())
-
-
-def approve(listener):
-    held = listener.directive
-    listener.directive = Directive(
-        kind="rollback",
-        seq=held.seq + 1,
-        run=listener.run,
-        attempt=held.attempt,
-        incident=held.incident,
-        since=held.since,
-        plan={"kind": "resume_in_place"},
-        permit="P-1",
-    )
 
 
 class TestRunFile:

@@ -10,7 +10,7 @@ from andon.intervals import Window
 from andon.loader import Loader, LoaderError
 
 if importlib.util.find_spec("torch") is None:
-    pytest.skip("needs torch", allow_module_level=True)
+    pytest.skip("not trained: needs torch", allow_module_level=True)
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset

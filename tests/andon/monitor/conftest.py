@@ -3,26 +3,13 @@
 All of them read the results of one launch of four ranks, which plays every scenario one after another.
 """
 
-import importlib.util
 import json
 import multiprocessing
 import time
 
 import pytest
 
-HAS_TORCH = importlib.util.find_spec("torch") is not None
 LAUNCH_S = 150
-
-
-def pytest_configure(config):
-    config.addinivalue_line("markers", "torch: trains for real; runs where torch is installed")
-
-
-def pytest_collection_modifyitems(items):
-    if not HAS_TORCH:
-        for item in items:
-            if item.get_closest_marker("torch"):
-                item.add_marker(pytest.mark.skip(reason="not trained: torch is not installed here"))
 
 
 @pytest.fixture(scope="session")

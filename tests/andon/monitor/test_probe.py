@@ -6,7 +6,7 @@ import pytest
 
 from andon.cli import main
 
-torch = pytest.importorskip("torch", reason="needs torch")
+torch = pytest.importorskip("torch", reason="not trained: needs torch")
 
 from torch import nn  # noqa: E402
 

@@ -1,6 +1,5 @@
 """Flight-recorder dumps and torchelastic's error files: forged ones run nothing, torn ones crash nothing."""
 
-import importlib.util
 import json
 import os
 import pickle
@@ -136,7 +135,7 @@ class TestFlightRecorder:
     def test_the_rank_stands_last_in_the_name_and_a_hosts_number_is_none(self, name, rank):
         assert flight_recorder.rank_of(Path(name)) == rank
 
-    @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="not trained: needs torch")
+    @pytest.mark.torch
     def test_a_dump_that_torch_makes_is_read(self, tmp_path):
         import torch
         import torch.distributed as dist
