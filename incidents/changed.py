@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models import Q
 
 from evidence.queries import last_good
-from incidents import launched, lineage, told
+from incidents import data_read, launched, told
 from incidents.models import Incident
 from runs import formatting as words
 from runs.attempts import launches
@@ -30,7 +30,7 @@ class Line:
     """One thing that may have changed. `step` is where, None for what changed between launches or nowhere."""
 
     name: str
-    state: lineage.State
+    state: data_read.State
     says: str
     step: int | None = None
     at: datetime | None = None
@@ -188,7 +188,9 @@ def _nodes(span: _Span, new: Attempt | None) -> Line:
 
 
 def _data(span: _Span, launch: dict[str, Any]) -> list[Line]:
-    found = lineage.compared(span.incident, span.good_step, span.bad_step, launch, attempt_before=span.before)
+    found = data_read.compared(
+        span.incident, span.good_step, span.bad_step, launch, attempt_before=span.before
+    )
     return [Line(name, state, says, step) for name, state, says, step in found]
 
 
@@ -241,7 +243,7 @@ def _schedule(span: _Span, boundaries: list[Event]) -> Line:
         return Line(
             "lr phase", "changed", said[-1], last.step, last.occurred_at, more=said[:-1][-_NAMES_SHOWN:]
         )
-    rates = lineage.learning_rates(span.incident, span.good_step, span.bad_step, span.before)
+    rates = data_read.learning_rates(span.incident, span.good_step, span.bad_step, span.before)
     if rates is None:
         return Line("lr phase", "not known", "no boundary and no learning rate was reported")
     old, new = rates

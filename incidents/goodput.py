@@ -14,8 +14,8 @@ from django.db.models import Q
 
 from andon.goodput import CAUSES, Attempt, Cause, Hold, Span, amounts, kept, spans
 from andon.seen import kept_until
-from incidents import lineages
-from incidents.lineages import Outline
+from incidents import attempt_history
+from incidents.attempt_history import Outline
 from incidents.models import Incident, LedgerRow, ResumeRequest
 from runs.models import Directive, Run, RunProgress
 from runs.rows import raw_cursor
@@ -55,7 +55,7 @@ class OfRun:
 def of_runs(runs: Sequence[Run], now: datetime) -> list[OfRun]:
     """Return where the time of each run went, with a handful of queries for all of them."""
     ids = [run.pk for run in runs]
-    outlines = lineages.outlines(runs)
+    outlines = attempt_history.outlines(runs)
     blamed = _blamed(ids)
     holds = _holds(ids, now, {incident for of_run in blamed.values() for incident in of_run})
     posted = dict(RunProgress.objects.filter(run__in=ids).values_list("run_id", "last_post_at"))

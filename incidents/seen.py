@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from andon.intervals import Window, Windows, total
 from andon.seen import Of, Seen, seen
-from incidents import lineages
+from incidents import attempt_history
 from runs import formatting as words
 from runs.models import Run
 
@@ -68,7 +68,7 @@ def of_run(run: Run, *, attempt: int | None = None, step: int | None = None) -> 
     Raises:
         NotKnown: there is no such attempt or step.
     """
-    attempts = lineages.attempts_of(run)
+    attempts = attempt_history.attempts_of(run)
     if not attempts and attempt is None:
         return None
     by_number = {one.number: one for one in attempts}

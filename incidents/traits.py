@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from incidents import launched, lineage
+from incidents import data_read, launched
 from incidents.models import Incident
 
 NAMES = ("symptom", "scope", "tensor", "node", "data shard")
@@ -77,7 +77,7 @@ def looked_up(incident: Incident) -> dict[str, list[str]]:
     ranks = list(first.get("ranks") or [])
     nodes = [place.node for place in launched.places(incident.run_id, incident.attempt, ranks)]
     # Of all ranks together a step reads a thousand shards: only a rank that is known has one.
-    shards = lineage.shards(incident.run_id, incident.attempt, first.get("step"), ranks) if ranks else []
+    shards = data_read.shards(incident.run_id, incident.attempt, first.get("step"), ranks) if ranks else []
     return {
         "nodes": [node[:_MOST_CHARS] for node in nodes[:_MOST_VALUES]],
         "shards": [shard[:_MOST_CHARS] for shard in shards[:_MOST_VALUES]],

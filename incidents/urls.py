@@ -9,10 +9,10 @@ from incidents import (
     goodput_views,
     grid_views,
     ledger_views,
+    lineage,
     node_views,
     note_views,
     raw_views,
-    regimes,
     system,
     views,
 )
@@ -68,7 +68,7 @@ urlpatterns = [
     path("incidents/<int:incident_id>/hand-over", first_hour_views.hand_over, name="hand_over"),
     path("acknowledge/<str:token>", first_hour_views.acknowledge_by_link, name="acknowledge_by_link"),
     path("runs/<slug:slug>/hold", decisions.hold, name="hold"),
-    path("runs/<slug:slug>/lineage", regimes.lineage, name="lineage"),
+    path("runs/<slug:slug>/lineage", lineage.page, name="lineage"),
     path("runs/<slug:slug>/ledger", ledger_views.run_ledger, name="run_ledger"),
     path("runs/<slug:slug>/seen", ledger_views.run_seen, name="run_seen"),
     *(

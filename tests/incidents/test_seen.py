@@ -9,7 +9,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from andon.intervals import Window
-from incidents import approval, lineages, seen
+from incidents import approval, attempt_history, seen
 from runs.actions import create_token
 from runs.models import Event
 from tests.incidents.world import BATCH, World
@@ -105,7 +105,7 @@ class TestReports:
         world = self.run_of(project)
         for step in range(1, 41):
             event(world, step, loader_position=step * 8, consumed_samples=step * 8, skipped=step == 20)
-        one = lineages.attempts_of(world.run)[0]
+        one = attempt_history.attempts_of(world.run)[0]
         assert [mark.step for mark in one.marks] == [1, 19, 20, 40]
         assert one.dropped == {20}
         found = seen.of_run(world.run)
@@ -117,7 +117,7 @@ class TestReports:
         for step in range(1, 11):
             event(world, step, loader_position=step * 8, nonfinite=64 + 4 if step == 5 else 0)
         event(world, 8, "action", action="skip", loader_before=56, loader_after=64)
-        assert lineages.attempts_of(world.run)[0].dropped == {5, 8}
+        assert attempt_history.attempts_of(world.run)[0].dropped == {5, 8}
 
     def test_a_jump_nobody_declared_is_unaccounted_for(self, project):
         world = self.run_of(project)
