@@ -10,7 +10,7 @@ from andon.diagnose.families import Family
 from andon.policy import Policy
 from evidence.gates import Gate
 from evidence.queries import Counts
-from incidents import certainty, diagnosis, launched, machine_faults, plans, rules, standing
+from incidents import certainty, diagnosis, launched, machine_faults, plans, ranks_behind, rules
 from incidents import contained as containment
 from incidents.models import Incident, Plan, ResumeRequest, StateChange
 from incidents.page import (
@@ -50,7 +50,7 @@ def followed(situation: Situation, document: dict[str, Any]) -> str:
     """Return what went bad next; without a bad value, who stands behind."""
     incident = situation.incident
     if document["step"] is None:
-        return standing.behind(incident.run_id, incident.attempt)
+        return ranks_behind.behind(incident.run_id, incident.attempt)
     return certainty.followed(incident, situation.attempt, document).says
 
 

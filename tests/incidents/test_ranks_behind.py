@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from incidents.standing import behind
+from incidents.ranks_behind import behind
 from runs import progress
 from runs.models import RunProgress
 from tests.runs.cells import compact, store_plane
